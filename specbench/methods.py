@@ -12,13 +12,21 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from specbench.errors import ModelError, UsageError
-from specbench.files.dflash import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
+from specbench.files.dflash import DFlashStyle, dflash_fit
 from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
+from specbench.files.gemma4_mtp import (
+    AssistantStyle,
+    assistant_reason,
+    assistant_shapes,
+    gemma4_mtp_fit,
+)
 from specbench.files.gguf import GgufFile
 from specbench.files.head_files import (
     DFLASH_LAYOUTS,
+    DSPARK_LAYOUTS,
     EAGLE3_LAYOUTS,
     EAGLE_LAYOUTS,
+    GEMMA4_LAYOUTS,
     MEDUSA_LAYOUTS,
     MTP_LAYOUTS,
     PEAGLE_LAYOUTS,
@@ -156,6 +164,8 @@ class HeadFacts:
     report_layers: Callable[[Files, int], LayerReport | None] = lambda *_: None
     # Shapes by name of the tensors that it runs with, if they differ from those of its files.
     kept_shapes: Callable[[Files, HeadTarget], Mapping[str, tuple[int, ...]]] | None = None
+    # Numbers in these tensors that a forward does not read.
+    num_unread: Callable[[Files], int] = lambda _: 0
     # For layers that may be in a model's own files: their number, a function that selects their
     # tensors, and whether a target has them.
     num_model_layers: Callable[[Files], int] | None = None
@@ -304,7 +314,11 @@ class Kind(NamedTuple):
 
 
 def gguf_method(file: GgufFile) -> str:
-    """The method that drafts with a GGUF file; llama.cpp and specbench use the same names."""
+    """The method that drafts with a GGUF file; most have the architecture's name in llama.cpp."""
+    if file.is_assistant:
+        return "gemma4_mtp"
+    if file.is_dspark:
+        return "dspark"
     if file.is_mtp_head:
         return "mtp"
     return file.architecture if file.architecture in METHODS else MODEL_METHOD
@@ -346,8 +360,8 @@ def kind_of(files: ModelFiles) -> Kind:
 
 
 def _reads_from_target(files: ModelFiles) -> str | None:
-    """What a drafter cannot compute by itself, as Google's assistants of Gemma 4: hidden states, or
-    the keys and values of all its layers. None: nothing."""
+    """What a drafter of no known method cannot compute by itself: hidden states, or the keys and
+    values of all its layers. None: nothing."""
     if files.config.get("backbone_hidden_size"):
         return "hidden states and KV cache (backbone_hidden_size)"
     num_shared, num_layers = (files.field(f"num_{part}_layers") for part in ("kv_shared", "hidden"))
@@ -390,9 +404,9 @@ def _peagle_config(files: ModelFiles) -> str | None:
     return architecture if "peagle" in architecture.lower() else None
 
 
-def _dflash_config(files: ModelFiles) -> str | None:
-    is_dflash = files.architecture == DFLASH_ARCHITECTURE
-    return f"architecture {DFLASH_ARCHITECTURE}" if is_dflash else None
+def _dflash_config(files: ModelFiles, method: str) -> str | None:
+    architecture = files.architecture or ""
+    return f"architecture {architecture}" if method in architecture.lower() else None
 
 
 def _eagle3_config(files: ModelFiles) -> str | None:
@@ -488,6 +502,10 @@ def _medusa_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> 
 def _dflash_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> int:  # noqa: ARG001
     files = head()
     return DFlashStyle.of(files).depth if files else NEW_BLOCK_SIZE - 1
+
+
+def _dflash_layers(files: Files, num_layers: int) -> LayerReport:  # noqa: ARG001
+    return LayerReport("layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there")
 
 
 def num_first_layers(requested: int, most: int) -> int:
@@ -589,6 +607,26 @@ _ROWS = (
         ),
     ),
     Method(
+        name="gemma4_mtp",
+        summary=(
+            "Google's assistants of Gemma 4 (MTP drafters), which attend to the target's own keys "
+            "and values."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        round_shape=_model_chain,
+        buffer_bytes=_last_states,
+        head=HeadFacts(
+            layouts=GEMMA4_LAYOUTS,
+            fit=gemma4_mtp_fit,
+            by_config=lambda files: assistant_reason(files.architecture),
+            is_speculators_type=False,
+            kept_shapes=assistant_shapes,
+            num_unread=lambda files: AssistantStyle.of(files).num_unread,
+        ),
+    ),
+    Method(
         name="peagle",
         summary="EAGLE-3's head, trained to draft K tokens in one forward (arXiv:2602.01469).",
         model="required",
@@ -620,11 +658,28 @@ _ROWS = (
         head=HeadFacts(
             layouts=DFLASH_LAYOUTS,
             fit=dflash_fit,
-            by_config=_dflash_config,
+            by_config=partial(_dflash_config, method="dflash"),
             reads_target_head=True,
-            report_layers=lambda files, _: LayerReport(
-                "layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there"
-            ),
+            report_layers=_dflash_layers,
+        ),
+    ),
+    Method(
+        name="dspark",
+        summary=(
+            "DFlash's block, drafted token by token with a bias by the token before "
+            "(DeepSeek-AI 2026, arXiv:2607.05147)."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
+        deepest=_dflash_depth,
+        head=HeadFacts(
+            layouts=DSPARK_LAYOUTS,
+            fit=partial(dflash_fit, method="dspark"),
+            by_config=partial(_dflash_config, method="dspark"),
+            reads_target_head=True,
+            report_layers=_dflash_layers,
         ),
     ),
     _eagle(

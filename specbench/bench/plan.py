@@ -226,18 +226,25 @@ class TargetPlan:
                 yield self._cell(condition, _draft(pairing.drafter, length))
 
     def served_cells(self, condition: Condition) -> Iterator[Cell]:
-        """K = 0 and every K of every pairing, of one serving engine, under each variant."""
+        """K = 0 and every K of every pairing, of one serving engine, under each variant.
+
+        With an adaptive K the variants after the first are the engine's own schemes, which choose
+        from the K up to the largest.
+        """
         variants = self.settings.servers.variants or (None,)
         conditions = [replace(condition, variant=variant) for variant in variants]
         if self.running_ks is None or 0 in self.running_ks:
             yield from (self._cell(at, DraftConfig.none) for at in conditions)
+        num_fixed = 1 if self.settings.draft.adaptive else len(conditions)
         for pairing in self.pairings:
             if (condition.engine, pairing.drafter.name) in self.refused:
                 continue
             for k in self.ks(pairing):
                 if k > 0:
                     draft = _draft(pairing.drafter, Fixed(k))
-                    yield from (self._cell(at, draft) for at in conditions)
+                    yield from (self._cell(at, draft) for at in conditions[:num_fixed])
+            adaptive = _draft(pairing.drafter, Auto(self.largest_k(pairing)))
+            yield from (self._cell(at, adaptive) for at in conditions[num_fixed:])
 
     def _peer_cells(self, condition: Condition) -> Iterator[Cell]:
         for method in BASELINES:

@@ -20,7 +20,7 @@ from specbench.bench.rendering import (
     Rendered,
     rendered_elsewhere,
 )
-from specbench.bench.served.deployments import unsupported_pairings
+from specbench.bench.served.deployments import unsupported_pairings, with_adaptive
 from specbench.bench.served.running import RunningServer, running_servers
 from specbench.engines.served_engine import unsupported_setting
 from specbench.errors import ModelError, UsageError, WorkloadError
@@ -123,14 +123,19 @@ def plan_run(
     ]
     for plan in targets:
         _check_requests(plan)
+    targets = [
+        narrowed(
+            plan,
+            render=rendered_elsewhere if plan.in_process is None else render,
+            context=context,
+        )
+        for plan in targets
+    ]
+    settings = with_adaptive(settings, targets)
     return RunPlan(
         settings=settings,
         targets=tuple(
-            narrowed(
-                plan,
-                render=rendered_elsewhere if plan.in_process is None else render,
-                context=context,
-            )
+            replace(plan, settings=replace(plan.settings, servers=settings.servers))
             for plan in targets
         ),
         running=tuple(running),

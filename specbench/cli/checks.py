@@ -35,7 +35,7 @@ def checked(settings: RunSettings, *, is_resumed: bool = False) -> RunSettings:
     if settings.sampling.top_p == 0:
         raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
     if draft.adaptive and BUILTIN not in load.engines:
-        raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
+        _require_own_schemes(settings)
     overlaps = load.concurrency != (1,) or load.request_rate is not None
     if settings.effort.num_requests is not None and not (overlaps or {*load.engines} & {*SERVED}):
         raise UsageError(
@@ -256,6 +256,21 @@ def _require_servers(settings: RunSettings) -> None:
         if name in settings.servers.omit_fields and not is_off:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"--omit-fields {name} would drop {option}; leave one of them out")
+
+
+def _require_own_schemes(settings: RunSettings) -> None:
+    """Raises UsageError if an adaptive K is not the built-in decoder's, nor that of one engine."""
+    engines = settings.load.engines
+    if len(engines) > 1 or engines[0] not in STARTED:
+        raise UsageError(
+            f"-k auto and --adaptive need the built-in decoder (--engine builtin), or a single "
+            f"engine that has its own scheme and that specbench starts: {', '.join(STARTED)}"
+        )
+    if settings.servers.base_urls:
+        raise UsageError(
+            "--adaptive starts the engine with its own scheme, but --base-url measures what runs "
+            "already; use one or the other"
+        )
 
 
 def _require_variants(settings: RunSettings) -> None:

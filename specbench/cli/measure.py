@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -34,6 +34,16 @@ if TYPE_CHECKING:
 DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_range=True)
 _FAR_OVER = 1.5  # times the budget
 _ADDRESS = re.compile(r"auto|local|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
+
+
+Adaptive = Annotated[
+    bool,
+    typer.Option(
+        "--adaptive",
+        help="Also measure an adaptive K: auto, or the serving engine's own scheme. Is it faster "
+        "than the best fixed K?",
+    ),
+]
 
 
 class Nodes(NamedTuple):
@@ -99,12 +109,15 @@ def run(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
     measure(checked(settings, is_resumed=call.resume is not None), pair, call)
 
 
-def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
+def sweep_k(
+    pair: AdhocPairing, settings: RunSettings, call: RunOptions, adaptive: Adaptive = False
+) -> None:
     """Measure a range of K and report the best per workload.
 
     To measure only a pairing's own K, use run. Exit code 3 if undecided.
     """
     draft = DEFAULT_KS if settings.draft == DraftSettings() else settings.draft
+    draft = replace(draft, adaptive=draft.adaptive or adaptive)
     settings = replace(settings, command="sweep-k", draft=draft)
     measure(checked(settings, is_resumed=call.resume is not None), pair, call)
 

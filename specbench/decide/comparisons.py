@@ -79,7 +79,12 @@ class SideBySide:
     @property
     def is_undecided(self) -> bool:
         """Whether either of the cells may be faster."""
-        return (self.decode.low or 0.0) <= 1 <= (self.decode.high or inf)
+        return may_be_equal(self.decode)
+
+
+def may_be_equal(speed: Interval) -> bool:
+    """Whether a relative speed may be above or below 1."""
+    return (speed.low or 0.0) <= 1 <= (speed.high or inf)
 
 
 def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
@@ -202,7 +207,9 @@ def _interval(cell: CellData, seconds: PairedSeconds | None) -> Interval | None:
 class AdaptiveComparison:
     """The speed of an adaptive K relative to the best fixed K, which may be K = 0."""
 
-    adaptive: Annotated[CellKey, Doc("the cell with K = auto")]
+    adaptive: Annotated[
+        CellKey, Doc("the cell with K = auto, or with the scheme of a serving engine (`variant`)")
+    ]
     best_fixed: Annotated[
         CellKey,
         Doc(
@@ -211,7 +218,8 @@ class AdaptiveComparison:
         ),
     ]
     decode: Annotated[
-        Interval, Doc("speed of K = auto / speed of the best fixed K", "x", label="decode [95%]")
+        Interval,
+        Doc("speed of the adaptive K / speed of the best fixed K", "x", label="decode [95%]"),
     ]
     minimum_detectable_effect: Annotated[
         float | None,
@@ -239,6 +247,11 @@ class AdaptiveComparison:
     ]
     valid: Annotated[bool, Doc("`false`: a cell is invalid, so nothing can be concluded")]
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether either of the cells may be faster."""
+        return may_be_equal(self.decode)
+
 
 class PooledRatio(NamedTuple):
     """The mean ratio of several settings, and their number."""
@@ -260,7 +273,7 @@ def compare_adaptive(
     comparisons = (
         _compare_with_fixed(cell, by_key[best], confirmed_by_key)
         for cell in adaptive
-        if (best := best_fixed([c for c in fixed if _is_comparable(c.key, cell.key)])) is not None
+        if (best := best_fixed([c for c in fixed if is_comparable(c.key, cell.key)])) is not None
     )
     return tuple(comparison for comparison in comparisons if comparison is not None)
 
@@ -288,8 +301,12 @@ def pooled(comparisons: Iterable[AdaptiveComparison]) -> PooledRatio | None:
     return PooledRatio(geometric_mean(estimates), len(estimates)) if estimates else None
 
 
-def _is_comparable(key: CellKey, adaptive: CellKey) -> bool:
-    """Whether the cell is K = 0 or a K of the same drafter, in the adaptive cell's setting."""
+def is_comparable(key: CellKey, adaptive: CellKey) -> bool:
+    """Whether the cell is K = 0 or a K of the same drafter, in the adaptive cell's setting.
+
+    A serving engine's own scheme is a variant, and its fixed K are those of the plain one.
+    """
+    key, adaptive = key.without("variant"), adaptive.without("variant")
     is_baseline = key.is_baseline and key.condition == adaptive.condition
     return is_baseline or key.question == adaptive.question
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal, TypeVar
 
-from specbench.decide.comparisons import ContextCurve, best_fixed
+from specbench.decide.comparisons import ContextCurve, best_fixed, is_comparable
 from specbench.decide.explanation import (
     k_of,
     ks_of,
@@ -96,15 +96,17 @@ def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
     They are the winner of each setting and, if K = auto was measured, also K = auto and the best
     fixed K.
     """
-    for group in by_question(cells):
+    groups = by_question(cells)
+    for group in groups:
         winner = choose(group).to_confirm
         if winner is not None:
             yield winner.id
-        adaptive = [cell.key.id for cell in group if cell.key.draft.is_adaptive]
-        yield from adaptive
-        best = best_fixed(group) if adaptive else None
-        if best is not None:
-            yield best.id
+        for key in (cell.key for cell in group if cell.key.draft.is_adaptive):
+            yield key.id
+            drafting = (c for others in groups for c in others if is_comparable(c.key, key))
+            best = best_fixed([*drafting])
+            if best is not None:
+                yield best.id
 
 
 def deciding(cells: Sequence[CellSummary]) -> list[CellSummary]:

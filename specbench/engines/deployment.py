@@ -362,6 +362,17 @@ class Exporter(Protocol):
         """
         ...
 
+    def adaptive(
+        self, deployment: Deployment, version: str | None, program: Path | None
+    ) -> dict[str, tuple[str, ...]]:
+        """The engine's own schemes that choose K while it serves: their arguments, by name.
+
+        Empty if it has none for the method. They draft up to the deepest K; the tiers are K by
+        concurrency, for a scheme that needs such a table. UsageError if this `version`, or the
+        `program`, lacks one. The docstrings of implementations name the engine's sources.
+        """
+        ...
+
 
 def find_exporter(engine: str) -> Exporter:
     """The exporter of an engine; UsageError lists the engines with an export."""
@@ -377,6 +388,11 @@ def vocabulary_notes(engine: str, pairing: Pairing, temperature: float) -> list[
         return find_exporter(engine).vocabulary_notes(deployment)
     except UsageError as error:
         return [str(error)]
+
+
+def tiers_of(concurrency: Sequence[int], k: int) -> tuple[Tier, ...]:
+    """K for the lowest concurrency, and half of it for each further one, at least 1."""
+    return tuple(Tier(at, max(k >> i, 1)) for i, at in enumerate(sorted(concurrency)))
 
 
 def read_release(engine: str, text: str | None, *, oldest: Release, newest: Release) -> Release:

@@ -6,6 +6,7 @@ transformers_engine.py runs it.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from specbench.engines.deployment import (
@@ -50,7 +51,7 @@ _RETOKENIZING = ("string_match", "token_intersection")
 _MODEL, _LOOKUP = "assistant_model", "prompt_lookup_num_tokens"
 _MTP, _LAYERS = "use_mtp", "assistant_early_exit"
 _ARGUMENTS = {
-    **dict.fromkeys(("draft_model", "dflash", *_RETOKENIZING), _MODEL),
+    **dict.fromkeys(("draft_model", "dflash", "gemma4_mtp", *_RETOKENIZING), _MODEL),
     "ngram": _LOOKUP,
     "mtp": _MTP,
     "self_speculation": _LAYERS,
@@ -117,6 +118,15 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         lost,
         program,
     )
+
+
+def adaptive(
+    deployment: Deployment,  # noqa: ARG001
+    version: str | None,  # noqa: ARG001
+    program: Path | None,  # noqa: ARG001
+) -> dict[str, tuple[str, ...]]:
+    """None: K by its own rule is the method assisted_default, which is always measured."""
+    return {}
 
 
 def _refuse_states(target: ModelSpec) -> None:

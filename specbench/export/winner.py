@@ -35,6 +35,7 @@ from specbench.records import (
     ServerRecord,
     SpeedupVerdict,
 )
+from specbench.settings import SERVED
 
 
 class Selection(NamedTuple):
@@ -201,6 +202,10 @@ def _at_concurrency(
     if not any(d.draft.k for d in decisions):
         is_undecided = any(d.verdict is SpeedupVerdict.UNDECIDED for d in decisions)
         return None if is_undecided else Tier(concurrency, 0), reasons
+    if all(d.draft.k and not d.leader.draft.is_fixed for d in decisions):
+        first = decisions[0]
+        if first.condition.engine in SERVED:  # its own scheme, which drafts up to this K
+            return Tier(concurrency, first.draft.k), reasons
     questions = {d.leader.question for d in decisions}
     same = [cell for cell in cells if cell.key.draft.is_fixed and cell.key.question in questions]
     if len(decisions) == 1 and decisions[0].leader.draft.is_fixed:

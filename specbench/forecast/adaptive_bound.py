@@ -29,7 +29,11 @@ Counts = NDArray[np.int64]
 
 
 def with_bound(
-    record: ForecastRecord, traces: Sequence[TraceRecord], curve: CostCurve
+    record: ForecastRecord,
+    traces: Sequence[TraceRecord],
+    curve: CostCurve,
+    *,
+    fits_policy: bool = True,
 ) -> ForecastRecord:
     """The forecast with the bound of adaptive K over its best K; without one if replays are
     approximate, because then a round depends on the K of earlier rounds."""
@@ -40,7 +44,7 @@ def with_bound(
     cost_K, best = curve.rising(ks), ks.index(record.best)
     fixed_NK = np.zeros((len({text.prompt_id for text in texts}), len(ks)))
     fixed_NK[:, [best]] = _by_prompt(texts, [best], cost_K)
-    past_NK = _held_out(texts, cost_K)
+    past_NK = _held_out(texts, cost_K) if fits_policy else None
 
     def gain(rounds_NK: Floats) -> Interval:
         return interval(_gain(fixed_NK, rounds_NK, cost_K, ks, curve))

@@ -117,7 +117,8 @@ def facts_of(server: ServerRecord, *, is_of_k: bool = True) -> Iterator[tuple[st
 def session_differences(
     baseline: Iterable[ServerRecord], sessions: Iterable[ServerRecord]
 ) -> tuple[RunDifference, ...]:
-    """Facts besides K in which the sessions of a cell differ from those of its baseline."""
+    """Facts besides K in which the sessions of a cell differ from those of its baseline; none for
+    K = 0, which has no baseline."""
     sides = []
     for servers in (baseline, sessions):
         values: dict[str, set[str]] = {}
@@ -125,7 +126,7 @@ def session_differences(
             for name, value in (("model", without_folders(server.model)), *facts_of(server)):
                 values.setdefault(name, set()).add(value)
         sides.append({name: " | ".join(sorted(values[name])) for name in values})
-    return differences_in(*sides)
+    return differences_in(*sides) if all(sides) else ()
 
 
 def is_about_drafts(name: str) -> bool:

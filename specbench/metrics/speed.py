@@ -223,10 +223,15 @@ _register_tails("inter_chunk_latency_s", "gaps", "s", _chunk_gaps)
 
 @metric(unit="tokens/round", better=None)
 def mean_num_speculative_tokens(cell: CellData) -> float | None:
-    """Mean over rounds of the K that an adaptive cell picked; absent for a fixed K."""
+    """Mean over rounds of the K that an adaptive cell picked, or by a server of the tokens drafted;
+    absent for a fixed K.
+    """
     if not cell.key.draft.is_adaptive:
         return None
     ks = [k for rounds in cell.time_lines for k in rounds.num_speculative_tokens]
+    counts = cell.acceptance if cell.servers else None
+    if counts is not None and counts.num_drafted:
+        return counts.num_drafted / counts.num_rounds
     return fmean(ks) if ks else None
 
 

@@ -122,6 +122,16 @@ class Kind(StrEnum):
         "open_variants",
         "{cell}: undecided: {variant} against {other} is {speedup:range}",
     )
+    # An adaptive K or a serving engine's own scheme, at each number of concurrent requests.
+    ADAPTIVE = "adaptive", "{cell}: {scheme} is {because:commas}{bound:also}"
+    ADAPTIVE_DIFFERS = (
+        "adaptive_differs",
+        "{speed:faster} than {k:K}{concurrency:at}",
+    )
+    ADAPTIVE_OPEN = (
+        "adaptive_open",
+        "undecided against {k:K}{concurrency:at}{speed:slower_or_faster}",
+    )
     RUNNER_UP = "runner_up", "runner-up: {configuration}, {speedup:x}{speedup:bounds}"
     OPEN_RUNNER_UP = "open_runner_up", "runner-up: {configuration}, {speedup:range}"
     BEST_OPEN = "best_open", "best undecided: {configuration}, {speedup:range}"
@@ -148,6 +158,11 @@ class Kind(StrEnum):
         "adaptive_bound",
         "no adaptive K gains more than {hindsight:gain} over {k:K} here",
     )
+    ADAPTIVE_BY_ROUNDS = (
+        "adaptive_by_rounds",
+        "no adaptive K gains more than {hindsight:gain} over {k:K} here ({least:gain} if all "
+        "untested draft tokens are wrong)",
+    )
     ADAPTIVE_PAST = (
         "adaptive_past",
         "the best policy found that knows only the past {past:reaches}",
@@ -163,10 +178,12 @@ class Kind(StrEnum):
         "measure it",
     )
     NO_TRACES = "no_traces", "it needs traces of the draft tokens; measure with --forecast"
-    AUTO_REACHES = (
-        "auto_reaches",
-        "-k auto is {speedup:x} as fast as the best measured {k:K}{speedup:bounds}{share:of_bound}",
+    ROUNDS_DO_NOT_SHOW = (
+        "rounds_do_not_show",
+        "the rounds show it only for a draft model's chains at temperature 0, one request at a "
+        "time; add --forecast",
     )
+    AUTO_REACHES = "auto_reaches", "-k auto reaches {share:.0%} of that gain"
     FORECAST_LOWER = "forecast_lower", "skipped: the forecast of another drafter is higher"
     CHOSE_TO_MEASURE = "chose_to_measure", "of K={ks:ks} chose to measure {chosen:ks}"
     MEASURED_CHOSEN = "measured_chosen", "of K={ks:ks} measured {chosen:ks}"

@@ -16,6 +16,7 @@ from specbench.report.answers import (
     why_grid,
 )
 from specbench.report.comparisons import (
+    adaptive_reasons,
     answers_grid,
     comparison_grids,
     differences_grid,
@@ -143,6 +144,7 @@ def run_report(document: Document) -> RunReport:
         shared=Lines(
             (
                 *(text(reason) + document.mark for reason in variant_reasons(document)),
+                *(text(reason) + document.mark for reason in adaptive_reasons(document)),
                 *shared_k_lines(document),
                 *context_lines(document),
                 *forecast_lines(document),

@@ -25,7 +25,7 @@ from specbench.report.provenance import provenance
 from specbench.report.sections import drafter_of, setting_name
 from specbench.settings import BUILTIN
 from specbench.words.answers import answer_text
-from specbench.words.numbers import listed, measured, plural
+from specbench.words.numbers import gain_text, listed, measured, plural
 from specbench.words.table import Table, column, labeled
 
 
@@ -114,7 +114,8 @@ def variant_reasons(document: Document, cell: CellKey | None = None) -> Iterator
     settings = [pair.cell.condition.without("variant") for pair in pairs]
     shown = {cell} if cell else {decision.leader for decision in document.decisions}
     for setting, pair in zip(settings, pairs, strict=True):
-        is_plain = pair.cell.is_baseline and cell is None
+        # Of an engine's own schemes the K = 0 are the same, and in the table only.
+        is_plain = pair.cell.is_baseline and cell is None and not document.adaptive
         if not (is_plain or shown & {pair.cell, pair.peer}):
             continue
         ratio, names = pair.decode, [str(key.condition.variant) for key in (pair.cell, pair.peer)]
@@ -129,8 +130,52 @@ def variant_reasons(document: Document, cell: CellKey | None = None) -> Iterator
         )
 
 
+def adaptive_reasons(document: Document) -> Iterator[Reason]:
+    """What an adaptive K gains or loses against the best fixed K, a reason per drafter and setting
+    with all its concurrencies."""
+    groups: dict[CellKey, list[AdaptiveComparison]] = {}
+    for row in document.adaptive:
+        if row.valid:
+            groups.setdefault(row.adaptive.without("concurrency"), []).append(row)
+    settings = [key.condition.without("variant") for key in groups]
+    for setting, (key, rows) in zip(settings, groups.items(), strict=True):
+        is_alone = all(row.adaptive.condition.concurrency == 1 for row in rows)
+        yield Kind.ADAPTIVE(
+            cell=f"{setting_name(setting, settings)}, {drafter_of(key.source)}",
+            scheme=_scheme(key),
+            because=tuple(
+                (Kind.ADAPTIVE_OPEN if row.is_undecided else Kind.ADAPTIVE_DIFFERS)(
+                    speed=row.decode,
+                    k=row.best_fixed.draft.k,
+                    concurrency=None if is_alone else row.adaptive.condition.concurrency,
+                )
+                for row in rows
+            ),
+            bound=tuple(_bound(document, rows)),
+        )
+
+
+def _bound(document: Document, rows: Sequence[AdaptiveComparison]) -> Iterator[Reason]:
+    """What any adaptive K could gain; nothing where a forecast says it, or for a server."""
+    questions = {row.adaptive.question for row in rows}
+    if any(check.forecast.key.question in questions for check in document.forecasts):
+        return
+    found = [bound for bound in document.bounds if bound.key.question in questions]
+    for bound in found:
+        said = Kind.ADAPTIVE_BOUND(hindsight=bound.hindsight, k=bound.best)
+        is_open = gain_text(bound.least) != gain_text(bound.hindsight)
+        yield said if not is_open else Kind.ADAPTIVE_BY_ROUNDS(**said.figures, least=bound.least)
+    if not found and rows[0].adaptive.condition.engine == BUILTIN:
+        yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.ROUNDS_DO_NOT_SHOW(),))
+
+
+def _scheme(adaptive: CellKey) -> str:
+    """The name of what chooses K: a serving engine's own scheme, or K = auto."""
+    return adaptive.condition.variant or "K=auto"
+
+
 def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Table:
-    """K = auto compared with the best fixed K, one row per question."""
+    """An adaptive K compared with the best fixed K, one row per question."""
     overall = pooled(rows)
     mean = (
         f", {overall.ratio:.3f}x geometric mean over "
@@ -139,10 +184,11 @@ def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Table:
         else ""
     )
     return _comparison_grid(
-        f"K=auto against the best fixed K: relative speed{mean}",
+        f"Adaptive K against the best fixed K: relative speed{mean}",
         [
-            setting_column(rows, lambda row: row.adaptive.condition),
+            setting_column(rows, lambda row: row.adaptive.condition.without("variant")),
             column("drafter", lambda row: drafter_of(row.adaptive.source)),
+            column("adaptive", lambda row: _scheme(row.adaptive)),
         ],
         [
             column("best K", attrgetter("best_fixed.draft.k")),
@@ -150,7 +196,7 @@ def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Table:
             column("over", _units),
         ],
         rows,
-        brief=range(5),
+        brief=range(6),
     )
 
 

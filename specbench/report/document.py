@@ -30,6 +30,7 @@ from specbench.decide.recommend import (
     decide,
 )
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
+from specbench.forecast.run_bound import RunBound, bound_of_run
 from specbench.metrics.acceptance import VllmCounts, vllm_counts
 from specbench.metrics.aggregate import aggregate_run, lost_sessions
 from specbench.metrics.cell import CellData
@@ -71,7 +72,8 @@ class Document:
     shared_k: tuple[SharedK, ...]  # of pairings that ran on several workloads
     side_by_side: tuple[SideBySide, ...]  # of runs with several engines
     variants: tuple[SideBySide, ...]  # of runs under several sets of engine arguments
-    adaptive: tuple[AdaptiveComparison, ...]  # of runs with K = auto and fixed K
+    adaptive: tuple[AdaptiveComparison, ...]  # of runs with an adaptive K and fixed K
+    bounds: tuple[RunBound, ...]  # of adaptive K without a forecast
     crossovers: tuple[Crossover, ...]  # of runs with several concurrencies
     context_curves: tuple[ContextCurve, ...]  # of runs with several context lengths
     by_context: tuple[ContextDecisions, ...]  # the same
@@ -163,6 +165,7 @@ def build_document(stored: StoredRun) -> Document:
         side_by_side=side_by_side(explored),
         variants=compare_variants(explored),
         adaptive=adaptive,
+        bounds=tuple(_bounds(stored, adaptive, explored)),
         crossovers=crossovers(cells),
         context_curves=curves,
         by_context=by_context(decisions, curves),
@@ -190,6 +193,18 @@ def build_document(stored: StoredRun) -> Document:
         ),
         imported=stored.imported,
     )
+
+
+def _bounds(
+    stored: StoredRun, adaptive: Sequence[AdaptiveComparison], explored: Sequence[CellData]
+) -> Iterator[RunBound]:
+    """What an adaptive K could gain where no forecast says it, and the rounds do."""
+    known = {record.key.question for record in stored.forecasts}
+    for row in adaptive:
+        if row.adaptive.question not in known:
+            bound = bound_of_run(explored, row.adaptive)
+            if bound is not None:
+                yield bound
 
 
 def _evidence(

@@ -17,6 +17,7 @@ from specbench.decide.comparisons import (
 from specbench.decide.objective import SharedK
 from specbench.doc import Doc, JsonObject, Key, Several, docs_of, keys_of
 from specbench.forecast.forecast_check import MeasuredPoint
+from specbench.forecast.run_bound import RunBound
 from specbench.metrics.acceptance import VllmCounts
 from specbench.records import (
     CellSummary,
@@ -213,8 +214,13 @@ DOCUMENT = JsonObject(
         ),
         "adaptive_comparisons": Key(
             tuple[AdaptiveComparison, ...],
-            "K = auto compared with the best fixed K",
+            "K = auto, or a serving engine's own scheme, compared with the best fixed K",
             lambda document: document.adaptive,
+        ),
+        "adaptive_bounds": Key(
+            tuple[RunBound, ...],
+            "what an adaptive K could gain, by the rounds of a run without a forecast",
+            lambda document: document.bounds,
         ),
         "crossovers": Key(
             tuple[Crossover, ...],

@@ -143,12 +143,11 @@ def _adaptive(check: CheckedForecast) -> Iterator[Reason]:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.DRAFTS_BY_ROUNDS(),))
     elif not record.num_prompts:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.NO_TRACES(),))
-    if auto is not None and auto.valid:
-        share = None
-        is_faster = auto.decode.low is not None and auto.decode.low > 1
-        if bound is not None and is_faster and bound.hindsight.estimate > 1:
-            share = (auto.decode.estimate - 1) / (bound.hindsight.estimate - 1)
-        yield Kind.AUTO_REACHES(speedup=auto.decode, k=auto.best_fixed.draft.k, share=share)
+    is_faster = auto is not None and auto.valid and not auto.is_undecided
+    if auto is not None and is_faster and bound is not None:
+        gains = auto.decode.estimate - 1, bound.hindsight.estimate - 1
+        if min(gains) > 0:
+            yield Kind.AUTO_REACHES(share=gains[0] / gains[1])
 
 
 def _step_times(record: ForecastRecord) -> Reason:

@@ -10,6 +10,7 @@ from specbench.records import Decision, Kind, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
     effect_text,
+    faster_text,
     gain_text,
     interval_bounds,
     listed,
@@ -20,6 +21,7 @@ from specbench.words.numbers import (
     range_text,
     scale_of,
     significant,
+    slower_to_faster,
 )
 
 MOST_REASONS = 3  # that are shown below an answer; a report has all of them
@@ -107,7 +109,9 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "reaches": lambda gain: (
         "is not known from one prompt" if gain is None else f"reaches {gain_text(gain)}"
     ),
-    "of_bound": lambda share: "" if share is None else f", {share:.0%} of that gain",
+    "faster": faster_text,
+    "slower_or_faster": lambda speed: f" ({slower_to_faster(speed)})",
+    "at": lambda count: "" if count is None else f" at {_requests(count)}",
     "amount": lambda amount: plural(*amount),
     "speed": lambda speed: "" if speed is None else f" ({measured(speed, 'tokens/s')})",
     "effect": effect_text,
@@ -124,13 +128,14 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "not_times": lambda names: f", not absolute times ({', '.join(names)})" if names else "",
     "in_brackets": lambda parts: f" ({', '.join(map(_part, parts))})" if parts else "",
     "all": joined,
+    "also": lambda parts: "".join(f"; {_part(part)}" for part in parts),
     "list": listed,
     "token": lambda count: plural(count, "token"),
     "text": lambda count: plural(count, "text"),
     "rounding": lambda steps: plural(round(steps), "step"),
     "step": lambda change: "a step" if change is None else f"{change:+.1%}",
     "colon": lambda detail: f": {detail}" if detail else "",
-    "commas": ", ".join,
+    "commas": lambda parts: ", ".join(map(_part, parts)),
     "nor": " nor ".join,
     "p": lambda p: "" if p is None else f" ({p_text(p)})",
     "also_at": lambda others: (

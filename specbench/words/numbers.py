@@ -91,6 +91,28 @@ def gain_text(speedup: Interval) -> str:
     return f"{gain}%" if low is None or high is None else f"{gain}% [{low}, {high}]"
 
 
+def faster_text(speed: Interval) -> str:
+    """A relative speed such as `8% slower [5, 11]`; without bounds only the estimate."""
+    is_faster = speed.estimate >= 1
+    percents = [
+        None
+        if value is None
+        else round(100 * abs(value - 1)) * (1 if (value >= 1) is is_faster else -1)
+        for value in (speed.estimate, *((speed.low, speed.high)[:: 1 if is_faster else -1]))
+    ]
+    gain, low, high = percents
+    bounds = "" if low is None or high is None else f" [{low}, {high}]"
+    return f"{gain}% {'faster' if is_faster else 'slower'}{bounds}"
+
+
+def slower_to_faster(speed: Interval) -> str:
+    """The range of an undecided relative speed: `3% slower to 5% faster`."""
+    if speed.low is None or speed.high is None:
+        return "no interval"
+    ends = (Interval(estimate=end, low=None, high=None) for end in (speed.low, speed.high))
+    return " to ".join(map(faster_text, ends))
+
+
 def range_text(speedup: Interval | None) -> str:
     """The range of an undecided speedup, such as `0.60x to 6.60x`."""
     if speedup is None or speedup.low is None or speedup.high is None:

@@ -214,6 +214,9 @@ def folder_of_files(folder: Path) -> None:
     write_gguf(folder / "t.gguf", tensors={**large, "blk.0.nextn.eh_proj.weight": (32, 2)}, **mtp)
     write_gguf(folder / "small.gguf", tensors=small)
     write_gguf(folder / "head.gguf", tensors=small, **EAGLE3)
+    flash, markov = {"general__architecture": "dflash"}, {"markov_w1.weight": (32, 2)}
+    write_gguf(folder / "block.gguf", tensors=small, **flash)
+    write_gguf(folder / "spark.gguf", tensors={**small, **markov}, **flash)
     write_gguf(folder / "layers.gguf", tensors={"blk.1.nextn.eh_proj.weight": (32, 2)}, **mtp)
     write_gguf(folder / "as-large.gguf", tensors={"token_embd.weight": (HIDDEN, 2 * NUM_TOKENS)})
     write_gguf(folder / "eyes.gguf", general__architecture="clip", general__type="mmproj")
@@ -223,7 +226,7 @@ def folder_of_files(folder: Path) -> None:
 
 
 SERVER_HELP = """#!/bin/sh
-echo "--spec-type none,draft-simple,draft-mtp,draft-new,ngram-simple,ngram-mod"
+echo "--spec-type none,draft-simple,draft-mtp,draft-dspark,draft-new,ngram-simple,ngram-mod"
 echo "    comma-separated list of types of speculative decoding to use"
 """
 
@@ -242,11 +245,15 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
         "small": ("draft_model", "ok"),
         "layers": ("mtp", "ok"),
         "head": ("eagle3", "refused"),  # this server has no draft-eagle3
+        "block": ("dflash", "refused"),
+        "spark": ("dspark", "ok"),
         "ngram_mod": ("ngram_mod", "ok"),
         "mtp-ngram_mod": ("mtp+ngram_mod", "ok"),
         "small-ngram_mod": ("draft_model+ngram_mod", "ok"),
         "layers-ngram_mod": ("mtp+ngram_mod", "ok"),
         "head-ngram_mod": ("eagle3+ngram_mod", "refused"),
+        "block-ngram_mod": ("dflash+ngram_mod", "refused"),
+        "spark-ngram_mod": ("dspark+ngram_mod", "ok"),
     }
     assert all(d["memory"] for d in document["drafters"] if d["level"] == "ok")
     left_out = {Path(skipped["source"]).name for skipped in document["left_out"]}

@@ -56,7 +56,15 @@ def test_the_catalog_has_many_targets_and_every_kind_of_draft() -> None:
     assert {*EMBEDDED, *SHAPES, *NEVER_LEFT_OUT} <= names
     assert len({pairing.target.model.source for pairing in PUBLISHED}) >= 40
     methods = {pairing.drafter.method for pairing in PUBLISHED}
-    assert methods == {"draft_model", "eagle", "eagle3", "mtp", "dflash", "mtp+ngram_mod"}
+    assert methods == {
+        "draft_model",
+        "eagle",
+        "eagle3",
+        "mtp",
+        "gemma4_mtp",
+        "dflash",
+        "mtp+ngram_mod",
+    }
 
 
 def test_catalog_entries_have_a_pinned_source_and_run_no_remote_code() -> None:

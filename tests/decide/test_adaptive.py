@@ -9,8 +9,10 @@ from specbench.decide.comparisons import (
     compare_adaptive,
     pooled,
 )
+from specbench.decide.recommend import winners
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.machine import machine_kind
+from specbench.metrics.summary import summarize
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
 from specbench.stats.machine_noise import PARTS, MachineKind, assumed_noise
 from tests.cell_keys import with_axes
@@ -25,6 +27,11 @@ def explored(base: float, auto: float, **by_k: float) -> list[CellData]:
     plain = cell(BASE, [base] * 6)
     drafting = {draft(int(name[1:])): s for name, s in by_k.items()} | {AUTO: auto}
     return [plain, *(against(cell(key, [s] * 6), plain) for key, s in drafting.items())]
+
+
+def with_variant(cell: CellData, name: str) -> CellData:
+    """The cell under a set of a server's arguments."""
+    return replace(cell, key=with_axes(cell.key, variant=name))
 
 
 def broken(cell: CellData) -> CellData:
@@ -142,6 +149,19 @@ def test_adaptive_k_is_compared_only_with_the_same_method_and_setting():
     longer = cell(draft(4, context=512), [0.1] * 6)
     rivals = [against(rival, cells[0]) for rival in (lookup, longer)]
     assert single(compare_adaptive([*cells, *rivals])).best_fixed == draft(4)
+
+
+def test_an_engines_own_scheme_is_compared_with_the_fixed_k_of_the_plain_arguments():
+    plain, k4, _ = explored(2.0, 1.0, k4=1.25)
+    base, scheme = (with_axes(key, variant="p_min") for key in (BASE, AUTO))
+    own = cell(base, [2.5] * 6)
+    cells = [with_variant(c, "default") for c in (plain, k4)]
+    cells += [own, against(cell(scheme, [1.0] * 6), own)]
+    comparison = single(compare_adaptive(cells))
+    assert comparison.adaptive == scheme
+    assert comparison.best_fixed == with_axes(draft(4), variant="default")
+    assert comparison.decode.estimate == pytest.approx(1.25)
+    assert {*winners(summarize(cells))} >= {scheme.id, comparison.best_fixed.id}
 
 
 def test_without_an_adaptive_cell_there_is_nothing_to_compare():

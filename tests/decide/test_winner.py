@@ -11,7 +11,7 @@ from specbench.errors import UsageError
 from specbench.export.winner import Selection, winner
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
-from specbench.records import CellSummary, Interval, Kind
+from specbench.records import CellSummary, Fixed, Interval, Kind
 from specbench.settings import EXPORTED
 from specbench.words.answers import text
 from tests.cell_keys import with_axes
@@ -209,6 +209,19 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarized
     made = pick([([*cells, auto], decision)])
     assert made.tiers == (Tier(None, 4),)
     assert made.basis[-1] == Kind.BEST_FIXED_K(k=4)
+
+
+def test_an_engines_own_scheme_is_exported_up_to_its_k_with_its_arguments(measured):
+    axes = {"adaptive": True, "variant": "p_min", "engine": "llama_cpp"}
+    parts = [measured({8: 1.5}, **axes), measured({8: 1.4}, workload="chat", **axes)]
+    cells = [cell for group, _ in parts for cell in group]
+    arguments = {"default": (), "p_min": ("--spec-draft-p-min", "0.75")}
+    decisions = [decision for _, decision in parts]
+    made = winner([pairing("draft")], decisions, cells, Selection(), arguments)
+    assert made.tiers == (Tier(None, 8),)
+    assert made.arguments == arguments["p_min"]
+    lost = [decisions[0], replace(decisions[1], draft=replace(decisions[1].draft, length=Fixed(0)))]
+    assert winner([pairing("draft")], lost, cells, Selection(), arguments).k == 0
 
 
 def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):

@@ -41,6 +41,8 @@ WITH_PROBABILITIES = (
     "eagle3, chain",
     "eagle3, static",
     "mtp",
+    "dspark",
+    "gemma4_mtp",
     "self_speculation",
     "draft_model, tree 3 2",
     "self_speculation, tree 3 2",

@@ -16,7 +16,7 @@ def lines(register: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("register", REGISTERS)
+@pytest.mark.parametrize("register", [*REGISTERS, "mixed"])
 def test_the_checksum_and_the_count_are_those_of_the_file(register: str) -> None:
     about = yaml.safe_load((WORKLOADS / f"{register}.yaml").read_text(encoding="utf-8"))
     content = (WORKLOADS / f"{register}.jsonl").read_bytes()
@@ -25,7 +25,7 @@ def test_the_checksum_and_the_count_are_those_of_the_file(register: str) -> None
     assert about["name"] == register
 
 
-@pytest.mark.parametrize("register", REGISTERS)
+@pytest.mark.parametrize("register", [*REGISTERS, "mixed"])
 def test_workload_prompts_and_ids_are_unique(register: str) -> None:
     rows = lines(register)
     assert len({line["turns"][0] for line in rows}) == len(rows)
@@ -38,6 +38,12 @@ def test_workload_prompts_are_absent_from_training_conversations(register: str) 
     seen = {conversation.turns[0][0] for conversation in trained}
     assert len(seen) > 1000
     assert not seen & {line["turns"][0] for line in lines(register)}
+
+
+def test_the_prompts_of_mixed_are_those_of_code_and_chat_in_turn() -> None:
+    rows = zip(lines("code"), lines("chat"), strict=True)
+    shown = [line["turns"] for pair in rows for line in pair]
+    assert [line["turns"] for line in lines("mixed")] == shown[:40]
 
 
 @pytest.mark.long

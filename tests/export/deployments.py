@@ -21,6 +21,8 @@ MODELS = {
     "peagle": "org/Big-P-EAGLE",
     "medusa": "org/Big-Medusa",
     "dflash": "org/Big-DFlash",
+    "dspark": "org/Big-DSpark",
+    "gemma4_mtp": "org/Big-assistant",
 }
 ONE, SEVERAL = (Tier(None, 4),), (Tier(1, 5), Tier(4, 3), Tier(16, 0))
 

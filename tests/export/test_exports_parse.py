@@ -93,6 +93,21 @@ def test_llama_cpp_before_may_2026_gets_its_own_flags(method):
         parse(exported("llama_cpp", deployment(method)), old)
 
 
+FIRST_BUILDS = {"gemma4_mtp": ("2026-06-08", "b9568"), "dspark": ("2026-07-28", "b10236")}
+
+
+@pytest.mark.parametrize("method", FIRST_BUILDS)
+def test_llama_cpp_without_a_method_is_refused(method):
+    for version in FIRST_BUILDS[method]:
+        made = exported("llama_cpp", deployment(method), version)
+        parse(made)
+    newest = exported("llama_cpp", deployment(method))
+    assert newest.written_for == f"builds since {FIRST_BUILDS[method][0]}"
+    for version in ("2026-05-16", "2026-06-07", "b9300"):
+        with pytest.raises(UsageError, match=FIRST_BUILDS[method][0]):
+            exported("llama_cpp", deployment(method), version)
+
+
 IN_TRANSFORMERS = [(m, t) for m in SAME_TOKENIZER for t in (0.0, 0.7)]
 IN_TRANSFORMERS += BETWEEN_TOKENIZERS.items()
 
@@ -106,7 +121,9 @@ def test_generation_configs_are_built_by_transformers_itself(method, temperature
         for node in ast.walk(ast.parse(made.config.text))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GenerationConfig"
     ]
-    assert len(calls) == (2 if method in ("draft_model", "dflash", *BETWEEN_TOKENIZERS) else 1)
+    assert len(calls) == (
+        2 if method in ("draft_model", "dflash", "gemma4_mtp", *BETWEEN_TOKENIZERS) else 1
+    )
     options: dict[str, object] = {}
     for call in calls:
         keywords = {kw.arg: ast.literal_eval(kw.value) for kw in call.keywords}

@@ -15,6 +15,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from specbench.metrics.aggregate import aggregate_run
+from specbench.metrics.speed import mean_num_speculative_tokens
+from specbench.report.document import build_document
 from specbench.shipped import DEMO_WORKLOADS
 from tests.padded_pair import write_padded_pair
 from tests.real_engines import make_gguf
@@ -103,6 +106,26 @@ def test_llama_cpp_accepts_as_many_drafts_as_our_decoder(drafting, other_drafter
             engines = engine.cells[drafter, workload, K]["mean_acceptance_length_of_engine"]
             ours = engine.cells[drafter, workload, K]["mean_acceptance_length"]
             assert float(engines) >= float(ours)
+
+
+def test_its_adaptive_scheme_drafts_fewer_tokens_and_leaves_the_text_unchanged(tmp_path):
+    """`--spec-draft-p-min` beside the fixed K, and the comparison of both."""
+    options = ("-k", f"0,{K}", "--adaptive", "--restart-cycles", "2", "-w", "mixed")
+    options += ("--num-prompts", "5", "--engine-args", " ".join(EXACT))
+    result = sweep("sweep-k", "demo/draft", *STARTED, *options, cwd=GGUF, out=tmp_path)
+    assert not [server.problems for server in result.run.servers if server.problems]
+    cells = {(c.key.condition.variant, c.k): c for c in aggregate_run(result.run)}
+    assert cells.keys() == {(name, k) for name in ("default", "p_min") for k in (0, K)}
+    scheme, plain = cells["p_min", K], cells["default", 0]
+    assert scheme.key.draft.is_adaptive
+    flag = ("--spec-draft-p-min", "0.75")
+    assert {server.command[-2:] for server in scheme.servers} == {flag}
+    assert 0 < (mean_num_speculative_tokens(scheme) or 0) < K
+    texts = {(r.prompt_id, r.turn): r.output_ids for r in plain.finished}
+    assert {r.output_ids == texts[r.prompt_id, r.turn] for r in scheme.finished} == {True}
+    assert [row.adaptive.condition.variant for row in build_document(result.run).adaptive] == [
+        "p_min"
+    ]
 
 
 @pytest.mark.parametrize("drafter", ["eagle", "medusa"])

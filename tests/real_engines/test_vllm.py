@@ -3,8 +3,17 @@
 A start takes a minute: all drafters are in one sweep and share K = 0.
 """
 
+import json
+import os
+import subprocess
+
 import pytest
 
+from specbench.bench.planning import plan_run
+from specbench.bench.served.host import ManagedServers
+from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.inputs.config import load_pairings
+from specbench.shipped import shipped
 from specbench.words.answers import text
 from tests.padded_pair import write_padded_pair
 from tests.real_engines.environments import VLLM
@@ -19,6 +28,7 @@ from tests.real_engines.sweeps import (
     sweep,
     texts_other_than_without_speculation,
 )
+from tests.settings.flat_settings import settings_of
 
 pytestmark = pytest.mark.engines
 
@@ -95,3 +105,62 @@ def test_a_padded_pair_is_started_as_exported_and_its_drafts_are_accepted(tmp_pa
     for workload in WORKLOADS:
         assert float(run.cells["draft", workload, K]["mean_acceptance_length"]) > 1.5
     assert not texts_other_than_without_speculation(run, "draft", K)
+
+
+# vLLM's own parser, and the checks of its config that read no weights.
+PARSE = """
+import json, sys
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+try:
+    config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config().speculative_config
+except ValueError as error:
+    print(json.dumps({"refused": str(error)}))
+else:
+    table = config.num_speculative_tokens_per_batch_size
+    k = config.num_speculative_tokens
+    lookup = build_dynamic_sd_schedule_lookup(table, 5, k) if table else None
+    print(json.dumps({"k": k, "by_batch_size": lookup}))
+"""
+
+
+def parsed(command: list[str]) -> dict:
+    """What vLLM makes of the words after `--model`, or why its config refuses them."""
+    words = command[command.index("--model") :]
+    environment = {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(
+        [VLLM, "-c", PARSE, *words], capture_output=True, text=True, env=environment, check=True
+    )
+    found: dict = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_plan_of_adaptive_schemes_is_taken_by_vllms_own_parser(tmp_path):
+    settings = settings_of(
+        command="sweep-k",
+        pairings=("demo/draft",),
+        workloads=("mixed",),
+        num_speculative_tokens=(0, 4),
+        adaptive=True,
+        engines=("vllm",),
+        engine_python=VLLM,
+        concurrency=(1, 4),
+    )
+    pairings = load_pairings(shipped("pairings.yaml")).select(settings.workload.pairings)
+    (plan,) = plan_run(settings, pairings).targets
+    assert [*plan.settings.servers.variants] == [
+        *("default", "adaptive_verification", "by_batch_size")
+    ]
+    host = ManagedServers(plan, "vllm")
+    found = {
+        session.variant: parsed(host._start_of(session, tmp_path).command)
+        for session in cycle_of(served_cells(plan, "vllm"), 0)
+        if session.draft.k
+    }
+    assert found["default"] == {"k": 4, "by_batch_size": None}
+    assert found["by_batch_size"] == {"k": 4, "by_batch_size": [0, 4, 2, 2, 2, 2]}
+    # On a CPU there are no graphs; every word was parsed before this.
+    assert "CUDA graphs" in found["adaptive_verification"]["refused"]

@@ -8,9 +8,11 @@ import pytest
 
 from specbench.decide.comparisons import crossovers
 from specbench.frames.tables import cells_csv
+from specbench.records import Interval, Kind
 from specbench.report.blocks import side_by_side_part
 from specbench.report.comparisons import (
     adaptive_grid,
+    adaptive_reasons,
     answers_grid,
     comparison_grids,
     context_grid,
@@ -23,7 +25,7 @@ from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.words.answers import decision_text
-from specbench.words.numbers import speedup_text
+from specbench.words.numbers import faster_text, slower_to_faster, speedup_text
 from tests.cell_keys import KEY, with_axes
 from tests.decide.conftest import summary
 from tests.report.conftest import printed
@@ -74,11 +76,39 @@ def test_the_adaptive_table_names_the_best_fixed_k_and_what_was_picked(served: D
     grid = adaptive_grid(served.adaptive)
     first, second, third, *_ = grid.rows
     assert first[0] == "code, one request at a time"
-    assert (first[2], first[4], first[6]) == ("4", "4.7", "6 prompts")
-    assert first[3].startswith("0.92x [")  # 0.60 against 0.65 s
-    assert (second[0], second[6]) == ("code, 2 concurrent requests", "6 passes")
-    assert third[2] == "0"  # four rows: not speculating is best
+    assert first[2] == "K=auto"
+    assert (first[3], first[5], first[7]) == ("4", "4.7", "6 prompts")
+    assert first[4].startswith("0.92x [")  # 0.60 against 0.65 s
+    assert (second[0], second[7]) == ("code, 2 concurrent requests", "6 passes")
+    assert third[3] == "0"  # four rows: not speculating is best
     assert "geometric mean" not in grid.title  # nothing was measured again
+
+
+def test_a_sentence_has_every_concurrency_of_an_adaptive_k(served: Document) -> None:
+    code, *_ = adaptive_reasons(served)
+    assert (code.figures["cell"], code.figures["scheme"]) == ("code, draft", "K=auto")
+    rows = [row for row in served.adaptive if row.adaptive.condition.workload == "code"]
+    points = code.figures["because"]
+    assert [point.figures["speed"] for point in points] == [row.decode for row in rows]
+    assert [point.figures["k"] for point in points] == [row.best_fixed.draft.k for row in rows]
+    at = [point.figures["concurrency"] for point in points]
+    assert at == [row.adaptive.condition.concurrency for row in rows]
+    kinds = {True: Kind.ADAPTIVE_OPEN, False: Kind.ADAPTIVE_DIFFERS}
+    assert [point.kind for point in points] == [kinds[row.is_undecided] for row in rows]
+
+
+def test_an_invalid_comparison_is_in_no_sentence(served: Document) -> None:
+    rows = tuple(replace(row, valid=False) for row in served.adaptive)
+    assert not [*adaptive_reasons(replace(served, adaptive=rows))]
+
+
+def test_a_relative_speed_is_slower_or_faster_in_percent() -> None:
+    assert faster_text(Interval(estimate=0.92, low=0.89, high=0.95)) == "8% slower [5, 11]"
+    assert faster_text(Interval(estimate=1.15, low=0.98, high=1.3)) == "15% faster [-2, 30]"
+    assert faster_text(Interval(estimate=0.98, low=0.95, high=1.01)) == "2% slower [-1, 5]"
+    assert faster_text(Interval(estimate=1.0, low=None, high=None)) == "0% faster"
+    assert slower_to_faster(Interval(estimate=1, low=0.97, high=1.05)) == "3% slower to 5% faster"
+    assert slower_to_faster(Interval(estimate=1, low=None, high=None)) == "no interval"
 
 
 def test_the_adaptive_table_states_the_number_of_settings_in_its_mean(served: Document) -> None:
@@ -141,7 +171,12 @@ def test_the_terminal_shows_the_comparisons_in_80_columns(
 def test_pages_show_every_comparison(served: Document, lengths: Document) -> None:
     for render in (to_html, to_markdown):
         text = render([served, lengths])
-        for title in ("Side by side", "K=auto against", "concurrent requests", "tokens of context"):
+        for title in (
+            "Side by side",
+            "Adaptive K against",
+            "concurrent requests",
+            "tokens of context",
+        ):
             assert title in text
 
 

@@ -256,9 +256,8 @@ def test_the_share_of_k_auto_is_that_of_the_gain_in_hindsight(measured_here):
             valid=True,
         )
         *_, reason = adaptive_reasons(replace(good, forecast=forecast, auto=auto))
-        assert reason.kind is Kind.AUTO_REACHES
-        assert reason.figures["k"] == 4
-        assert reason.figures["share"] == (share and pytest.approx(share))
+        assert (reason.kind is Kind.AUTO_REACHES) == (share is not None)
+        assert reason.figures.get("share") == (share and pytest.approx(share))
 
 
 def test_unmeasured_cells_are_not_reported_as_measured(measured_here):

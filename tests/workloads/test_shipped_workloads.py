@@ -1,15 +1,19 @@
 """Shipped workloads are readable, checked and large enough."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from specbench.inputs.workloads import find_workloads, load_workload
-from specbench.shipped import PACKAGE, shipped
+from specbench.shipped import DEMO_WORKLOADS, PACKAGE, shipped
 
-GENERAL = ("chat", "code", "creative", "edit", "json", "qa", "reasoning", "summarize", "tools")
-EMBEDDED = ("chat", "code", "creative", "edit", "qa")
+GENERAL = (
+    *("chat", "code", "creative", "edit", "json", "mixed", "qa", "reasoning", "summarize"),
+    "tools",
+)
+EMBEDDED = ("chat", "code", "creative", "edit", "mixed", "qa")
 SPEC_BENCH = Path(
     os.environ.get(
         "SPEC_BENCH_QUESTIONS", PACKAGE.parents[1] / "shared/data/spec_bench_question.jsonl"
@@ -55,6 +59,15 @@ def test_json_prompts_have_schemas_and_reasoning_prompts_think() -> None:
         assert set(schema["required"]) == set(schema["properties"])
     assert {p.template_args["enable_thinking"] for p in json_.prompts} == {False}
     assert {p.template_args["enable_thinking"] for p in reasoning.prompts} == {True}
+
+
+@pytest.mark.parametrize("folder", [shipped("workloads"), DEMO_WORKLOADS])
+def test_easy_and_hard_prompts_alternate_in_mixed(folder: Path) -> None:
+    workload = load_workload("mixed", folder=folder)
+    kinds = [prompt.category for prompt in workload.prompts]
+    assert kinds == ["easy", "hard"] * (len(kinds) // 2)
+    drawn = [prompt.category for prompt in workload.take(10, seed=3)]
+    assert all(first != second for first, second in pairwise(drawn))
 
 
 @pytest.mark.skipif(not SPEC_BENCH.exists(), reason="the Spec-Bench questions are not shipped")

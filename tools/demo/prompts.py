@@ -17,30 +17,42 @@ _DESCRIPTIONS = {
     "creative": "Stories and poems for the embedded pair.",
     "qa": "Questions of fact with short answers for the embedded pair.",
     "edit": "A text or a function to change in a small way, for the embedded pair.",
+    "mixed": "Code and chat in turn, for an adaptive K: the draft guesses code well, chat less so.",
 }
+_MIXED = {"easy": "code", "hard": "chat"}  # the registers of `mixed`, by category
 
 
 def write_workloads(folder: Path, *, seed: int, trained_per_register: int) -> None:
-    """Write `<register>.jsonl` and `.yaml`; the models were trained on none of the prompts."""
+    """Write `<name>.jsonl` and `.yaml`; the models were trained on none of the prompts."""
     folder.mkdir(parents=True, exist_ok=True)
-    for register in REGISTERS:
-        chosen = _chosen(register, seed, trained_per_register)
-        lines = [
-            json.dumps(_line(f"{register}-{number:03d}", conversation), ensure_ascii=False)
-            for number, conversation in enumerate(chosen, 1)
-        ]
-        content = ("\n".join(lines) + "\n").encode()
-        (folder / f"{register}.jsonl").write_bytes(content)
-        about = {
-            "name": register,
-            "description": _DESCRIPTIONS[register],
-            "license": "Apache-2.0",
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "max_new_tokens": MAX_NEW_TOKENS,
-            "prompts": len(chosen),
-        }
-        text = yaml.safe_dump(about, sort_keys=False, allow_unicode=True)
-        (folder / f"{register}.yaml").write_text(text, encoding="utf-8")
+    chosen = {register: _chosen(register, seed, trained_per_register) for register in REGISTERS}
+    rows = {
+        register: [_row(conversation.category, conversation) for conversation in conversations]
+        for register, conversations in chosen.items()
+    }
+    in_turn = zip(*(chosen[register][: PROMPTS // 2] for register in _MIXED.values()), strict=True)
+    rows["mixed"] = [_row(*row) for pair in in_turn for row in zip(_MIXED, pair, strict=True)]
+    for name, of_name in rows.items():
+        _write(folder, name, of_name)
+
+
+def _write(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
+    lines = [
+        json.dumps({"id": f"{name}-{number:03d}", **row}, ensure_ascii=False)
+        for number, row in enumerate(rows, 1)
+    ]
+    content = ("\n".join(lines) + "\n").encode()
+    (folder / f"{name}.jsonl").write_bytes(content)
+    about = {
+        "name": name,
+        "description": _DESCRIPTIONS[name],
+        "license": "Apache-2.0",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "max_new_tokens": MAX_NEW_TOKENS,
+        "prompts": len(rows),
+    }
+    text = yaml.safe_dump(about, sort_keys=False, allow_unicode=True)
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
 def _chosen(register: str, seed: int, trained: int) -> list[CorpusConversation]:
@@ -59,8 +71,8 @@ def _chosen(register: str, seed: int, trained: int) -> list[CorpusConversation]:
     return [conversation for pair in pairs for conversation in pair]
 
 
-def _line(name: str, conversation: CorpusConversation) -> dict[str, object]:
-    line: dict[str, object] = {"id": name, "category": conversation.category}
+def _row(category: str, conversation: CorpusConversation) -> dict[str, object]:
+    row: dict[str, object] = {"category": category}
     if conversation.system is not None:
-        line["system"] = conversation.system
-    return {**line, "turns": [user for user, _ in conversation.turns]}
+        row["system"] = conversation.system
+    return {**row, "turns": [user for user, _ in conversation.turns]}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 
 from specbench.bench.blocks import Cell, with_baselines
@@ -346,13 +345,12 @@ class ServedRun:
 
     def _failures(self) -> Failures:
         """The consecutive failures of each start since this run was resumed."""
-        drafts = {(d.drafter, d.k): d for d in (cell.key.draft for cell in self._cells)}
-        variants = {cell.key.condition.variant for cell in self._cells}
-        failures: dict[Start, tuple[str, ...]] = dict.fromkeys(
-            product(drafts.values(), variants), ()
-        )
+        starts: dict[tuple[str, int, str | None], Start] = {}
+        for draft, at in ((cell.key.draft, cell.key.condition) for cell in self._cells):
+            starts[draft.drafter, draft.k, at.variant] = draft, at.variant
+        failures: dict[Start, tuple[str, ...]] = dict.fromkeys(starts.values(), ())
         for server in self._servers(self._first):
-            start = drafts[server.drafter, server.num_speculative_tokens], server.variant
+            start = starts[server.drafter, server.num_speculative_tokens, server.variant]
             failures[start] = () if was_completed(server) else (*failures[start], *server.problems)
         return failures
 

@@ -2,14 +2,17 @@
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from specbench.engines.deployment import Deployment, Export, Tier, find_exporter
+from specbench.bench.plan import TargetPlan
+from specbench.engines.deployment import Deployment, Export, Tier, find_exporter, tiers_of
 from specbench.engines.served_engine import find_served
 from specbench.errors import UsageError
 from specbench.inputs.pairing import Pairing
-from specbench.settings import EXPORTED, RunSettings
+from specbench.settings import EXPORTED, STARTED, RunSettings
+from specbench.settings.words import PLAIN
 
 PROBE_K = 1  # to test whether the engine has a method
 ASK_S = 30.0
@@ -68,8 +71,57 @@ def exported(
         acceptance=settings.decoder.simulated,
     )
     exporter = find_exporter(engine)
-    version = settings.servers.engine_version or _installed(engine, settings.servers.engine_python)
-    return exporter.export(deployment, version, exporter.CONFIG_NAME)
+    return exporter.export(deployment, _version(engine, settings), exporter.CONFIG_NAME)
+
+
+def with_adaptive(settings: RunSettings, plans: Sequence[TargetPlan]) -> RunSettings:
+    """The settings with the serving engine's own adaptive schemes as variants, if an adaptive K is
+    requested of one engine that specbench starts.
+
+    UsageError if it has none for the pairings, if they need different ones, or if other variants
+    are given.
+    """
+    engines, servers = settings.load.engines, settings.servers
+    if not settings.draft.adaptive or len(engines) > 1 or engines[0] not in STARTED:
+        return settings
+    (engine,) = engines
+    exporter, version = find_exporter(engine), _version(engine, settings)
+    schemes: dict[str, tuple[str, ...]] = {}
+    of_plans = ((plan, pairing) for plan in plans for pairing in plan.pairings)
+    for at, pairing in of_plans:
+        if (engine, pairing.drafter.name) in at.refused:
+            continue
+        deployment = Deployment(
+            pairing=pairing,
+            tiers=tiers_of(settings.load.concurrency, at.largest_k(pairing)),
+            temperature=max(settings.sampling.temperatures),
+            arguments=servers.engine_args,
+        )
+        found = exporter.adaptive(deployment, version, servers.engine_python)
+        if not found:
+            raise UsageError(
+                f"{engine} has no adaptive scheme for {pairing.drafter.method} ({pairing.name}); "
+                "leave --adaptive out, or give its arguments as --variant NAME=ARGS"
+            )
+        if schemes and found != schemes:
+            raise UsageError(
+                f"--adaptive: {engine} adapts {pairing.name} with other arguments than the "
+                "pairings before it; make one run for each"
+            )
+        schemes = found
+    variants = {PLAIN: (), **schemes}
+    if servers.variants not in (None, variants):
+        raise UsageError(
+            f"--adaptive adds variants of its own ({', '.join(schemes)}); leave --variant out, or "
+            "leave --adaptive out and give each scheme as a --variant"
+        )
+    return replace(settings, servers=replace(servers, variants=variants))
+
+
+def _version(engine: str, settings: RunSettings) -> str | None:
+    """The version to write flags for; None if it is unknown."""
+    servers = settings.servers
+    return servers.engine_version or _installed(engine, servers.engine_python)
 
 
 @cache

@@ -45,7 +45,7 @@ from specbench.engines.served_engine import (
 from specbench.errors import RefusedError, UsageError
 from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, differences, gguf_of
 from specbench.inputs.model_spec import without_owner
-from specbench.methods import MODEL_METHOD, gguf_method, set_name
+from specbench.methods import LOOKUPS, MODEL_METHOD, gguf_method, set_name, split_set
 from specbench.records import Request, RequestCounts, RequestSettings
 from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
@@ -282,6 +282,8 @@ CONFIG_NAME = ""
 
 _CHANGED = date(2026, 5, 16)  # pull request 22673 merged
 _NEW_BUILD, _OLD_BUILD = 9235, 9000  # builds known to be after and before it
+# Methods that came later: the day, and a build that has it. Pull requests 23398 and 25173.
+_LATER = {"gemma4_mtp": (date(2026, 6, 8), 9568), "dspark": (date(2026, 7, 28), 10236)}
 # Simulated acceptance came with pull request 27711 of August 2026; this build has it.
 _SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
 MODEL_FLAGS = ("--model", "--model-draft")
@@ -291,7 +293,9 @@ _MODEL_KINDS = {
     "draft_model": _MODEL,
     "eagle3": "draft-eagle3",
     "mtp": "draft-mtp",
+    "gemma4_mtp": "draft-mtp",
     "dflash": "draft-dflash",
+    "dspark": "draft-dspark",
 }
 
 
@@ -353,12 +357,44 @@ _HYBRIDS = (
 
 def spec_types(command: Sequence[str]) -> frozenset[str]:
     """The values of --spec-type in the help that `llama-server --help` prints; empty if none."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HELP_S)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return frozenset()
-    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", done.stdout)
+    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", _help(command))
     return frozenset(re.split(r"[|,]", listed[1])) - {"none"} if listed else frozenset()
+
+
+def _help(command: Sequence[str]) -> str:
+    """What the command prints; empty if it does not run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=HELP_S).stdout
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+
+
+# A draft ends at a token that the drafter finds less likely: the default of builds until 2026-05,
+# and what pull request 27210 of August 2026 compares its adaptive depth with.
+_P_MIN = "0.75"
+_AUTOTUNE = "--spec-autotune"
+
+
+def adaptive(
+    deployment: Deployment, version: str | None, program: Path | None
+) -> dict[str, tuple[str, ...]]:
+    """The drafter's confidence ends a draft (common/speculative.cpp); lookups have none.
+
+    ik_llama.cpp, which tunes its drafts while it serves (pull request 1595; common/spec-tuner.cpp
+    of 2026-08-15), has other flags, and streams no token ids.
+    """
+    flag = "--spec-draft-p-min" if _dialect(version, deployment.method).is_new else "--draft-p-min"
+    server = str(program or "llama-server")
+    options = _help((server, "--help"))
+    if options and flag not in options:
+        remedy = f"it needs a build that has {flag}"
+        if _AUTOTUNE in options:
+            remedy = (
+                f"ik_llama.cpp's own {_AUTOTUNE} needs flags that specbench does not write: start "
+                "it with and without, and measure each with --engine openai --base-url"
+            )
+        raise UsageError(f"{server} has no {flag}, by which llama.cpp's drafts adapt; {remedy}")
+    return {} if deployment.method in LOOKUPS else {"p_min": (flag, _P_MIN)}
 
 
 def why_missing(method: str, types: Collection[str]) -> str | None:
@@ -378,6 +414,7 @@ class _Dialect(NamedTuple):
     name: str
     is_new: bool
     simulates: bool = True  # acceptance: --spec-synth-rates
+    has_method: bool = True  # if it is one of _LATER
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
@@ -424,7 +461,7 @@ def _require_gguf_pair(deployment: Deployment) -> None:
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
     """The command names GGUF files after the models, which must be converted first."""
-    dialect = _dialect(version)
+    dialect = _dialect(version, deployment.method)
     target = deployment.target
     command = ["llama-server", MODEL_FLAGS[0], _gguf_name(model_name(target))]
     lost = settings_lost(deployment)
@@ -455,9 +492,10 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     return exported(deployment, "llama_cpp", dialect.name, command, lost, hybrids=_HYBRIDS)
 
 
-def _dialect(version: str | None) -> _Dialect:
+def _dialect(version: str | None, method: str) -> _Dialect:
+    first_day, first_build = _LATER.get(split_set(method)[0], (_CHANGED, 0))
     if version is None:
-        return _Dialect("builds since 2026-05-16", is_new=True)
+        return _Dialect(f"builds since {first_day}", is_new=True)
     if match := re.fullmatch(r"b?(\d{4,6})", version.strip()):
         build = int(match[1])
         if _OLD_BUILD < build < _NEW_BUILD:
@@ -465,7 +503,8 @@ def _dialect(version: str | None) -> _Dialect:
                 f"--engine-version {version!r}: the flags changed between b{_OLD_BUILD} and "
                 f"b{_NEW_BUILD}; give the build's date, such as 2026-05-16"
             )
-        return _Dialect(f"b{build}", build >= _NEW_BUILD, build >= _SIMULATING_BUILD)
+        is_new, simulates = build >= _NEW_BUILD, build >= _SIMULATING_BUILD
+        return _Dialect(f"b{build}", is_new, simulates, build >= first_build)
     match = re.fullmatch(r"(\d{4})-(\d{2})(?:-(\d{2}))?", version.strip())
     try:
         built = date(*(int(part or 1) for part in match.groups())) if match else None
@@ -476,13 +515,17 @@ def _dialect(version: str | None) -> _Dialect:
             f"--engine-version {version!r}: expected a date such as 2026-04 or a build such as "
             f"b{_NEW_BUILD} (llama-server --version)"
         )
-    return _Dialect(f"builds of {version.strip()}", built >= _CHANGED, built >= _SIMULATING)
+    is_new, simulates = built >= _CHANGED, built >= _SIMULATING
+    return _Dialect(f"builds of {version.strip()}", is_new, simulates, built >= first_day)
 
 
 def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
     k = str(deployment.k)
     names = _KINDS if dialect.is_new else {**_KINDS, "string_match": _MODEL}
     kind = deployment.named("llama_cpp", names, _NEAREST, head="an eagle3 head")
+    if dialect.is_new and not dialect.has_method:
+        first_day, first_build = _LATER[split_set(deployment.method)[0]]
+        deployment.refuse("llama_cpp", f"a build since {first_day}, such as b{first_build}")
     flags = []
     if deployment.drafter is not None:
         flags += [MODEL_FLAGS[1], _gguf_name(model_name(deployment.drafter))]

@@ -10,6 +10,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -19,6 +20,7 @@ from specbench.engines.deployment import (
     ConfigFile,
     Deployment,
     Export,
+    Release,
     dotted,
     exported,
     model_name,
@@ -220,6 +222,7 @@ class _Algorithm(NamedTuple):
     name: str
     has_steps: bool = True
     is_adaptive: bool = False  # K by batch size, and dynamic trees
+    since: Release = ()  # the first release with it
 
 
 _ALGORITHMS = {
@@ -227,11 +230,15 @@ _ALGORITHMS = {
     "eagle": _Algorithm("EAGLE", is_adaptive=True),
     "eagle3": _Algorithm("EAGLE3", is_adaptive=True),
     "mtp": _Algorithm("NEXTN"),
+    # Its files turn this into FROZEN_KV_MTP: pull request 24436.
+    "gemma4_mtp": _Algorithm("NEXTN", since=(0, 5, 12)),
     "dflash": _Algorithm("DFLASH", has_steps=False),
+    "dspark": _Algorithm("DSPARK", has_steps=False),
     "ngram": _Algorithm("NGRAM", has_steps=False),
 }
 _NONE = _Algorithm("", has_steps=False)
 _NEAREST = {
+    "gemma4_mtp": "a later release (--engine-version 0.5.12)",
     "peagle": "an eagle3 head",
     "suffix": "ngram, whose trie also remembers earlier answers",
     "previous_turn": "ngram, whose trie also remembers earlier answers",
@@ -266,7 +273,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         lost += tiers_lost
     config, environment = None, _simulation(deployment)
     if deployment.k:
-        known = deployment.named("sglang", _ALGORITHMS, _NEAREST, head="an eagle or eagle3 head")
+        names = {n: a for n, a in _ALGORITHMS.items() if release >= a.since}
+        known = deployment.named("sglang", names, _NEAREST, head="an eagle or eagle3 head")
         command += ["--speculative-algorithm", known.name]
         command += _draft_flags(deployment)
         if _has_tiers(deployment):
@@ -280,6 +288,32 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     return exported(
         deployment, "sglang", dotted(release), command, lost, config, environment=environment
     )
+
+
+_ADAPTIVE = (0, 5, 12)
+
+
+def adaptive(
+    deployment: Deployment,
+    version: str | None,
+    program: Path | None,  # noqa: ARG001
+) -> dict[str, tuple[str, ...]]:
+    """Steps by a moving average of acceptance, also by batch size, for chains of EAGLE heads; other
+    drafts stay static (srt/speculative/adaptive_spec_params.py of 0.5.11, 0.5.12 and 0.5.23)."""
+    release = read_release("SGLang", version, oldest=_OLDEST, newest=_NEWEST)
+    if not _is_adaptive(deployment):
+        return {}
+    if release < _ADAPTIVE:
+        raise UsageError(
+            "--speculative-adaptive works with SGLang's usual scheduler since "
+            f"{dotted(_ADAPTIVE)}, and this is {dotted(release)}: use a newer SGLang"
+        )
+    if _is_tree(deployment):
+        raise UsageError(
+            f"SGLang adapts chains, and {deployment.pairing.name} drafts a tree: add `tree: chain` "
+            "to its parameters in pairings.yaml"
+        )
+    return {"adaptive": ("--speculative-adaptive",)}
 
 
 def _simulation(deployment: Deployment) -> dict[str, str]:
@@ -305,6 +339,8 @@ def _draft_flags(deployment: Deployment) -> list[str]:
     k = deployment.k
     if deployment.method == "dflash":
         return [*flags, "--speculative-dflash-block-size", str(k + 1)]  # the current token and K
+    if deployment.method == "dspark":
+        return [*flags, "--speculative-dspark-block-size", str(k)]
     if deployment.method == "ngram":
         # A trie of breadth 1 drafts a chain.
         chain = ["--speculative-ngram-max-bfs-breadth", "1"]

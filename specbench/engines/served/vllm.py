@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench.engines.deployment import (
@@ -302,6 +303,44 @@ def _speculative_config(deployment: Deployment, method: _VllmMethod) -> dict[str
     return config
 
 
+# Since pull request 52228 for every drafter that has logits; before, only for DSpark.
+_ADAPTIVE = (0, 31)
+_WITHOUT_LOGITS = ("medusa", "ngram", "suffix")
+
+
+def adaptive(
+    deployment: Deployment,
+    version: str | None,
+    program: Path | None,  # noqa: ARG001
+) -> dict[str, tuple[str, ...]]:
+    """Adaptive verification, and with several concurrencies K by batch size (config/speculative.py,
+    config/vllm.py and v1/spec_decode/dynamic/ of 0.31 and 0.32)."""
+    release = read_release("vLLM", version, oldest=_OLDEST, newest=_NEWEST)
+    schemes: dict[str, tuple[str, ...]] = {}
+    if deployment.method not in _WITHOUT_LOGITS:
+        if release < _ADAPTIVE:
+            raise UsageError(
+                f"enable_adaptive_verification of {deployment.method} is known since vLLM "
+                f"{dotted(_ADAPTIVE)}, and this is {dotted(release)}: use a newer vLLM, or give "
+                "what yours has as --variant NAME=ARGS"
+            )
+        _require_absent(deployment, "--enforce-eager", "adaptive verification needs CUDA graphs")
+        flag = f"{SPECULATION}.enable_adaptive_verification"
+        schemes["adaptive_verification"] = (flag, "true")
+    if deployment.is_tiered:
+        flag = "--data-parallel-size"
+        _require_absent(deployment, flag, "with it vLLM ignores K by batch size")
+        table = json.dumps(_schedule(deployment))
+        schemes["by_batch_size"] = (f"{SPECULATION}.num_speculative_tokens_per_batch_size", table)
+    return schemes
+
+
+def _require_absent(deployment: Deployment, flag: str, reason: str) -> None:
+    """UsageError if the engine's arguments have a flag."""
+    if any(word.partition("=")[0] == flag for word in deployment.arguments):
+        raise UsageError(f"{flag} in the engine's arguments: {reason}; leave it out")
+
+
 def _schedule(deployment: Deployment) -> list[list[int]]:
     """[[first, last batch size, K] ..]; the first range begins at 1, gaps are not allowed here."""
     schedule = []
@@ -405,7 +444,9 @@ _METHODS = {
     "peagle": _VllmMethod("eagle3", is_parallel=True, lost=_of_eagle3),
     "medusa": _VllmMethod("medusa", lost=_of_medusa, until=(0, 33)),
     "mtp": _VllmMethod("mtp"),
+    "gemma4_mtp": _VllmMethod("mtp"),
     "dflash": _VllmMethod("dflash"),
+    "dspark": _VllmMethod("dspark"),
     "ngram": _VllmMethod(
         "ngram", (("prompt_lookup_max", "max_ngram"), ("prompt_lookup_min", "min_ngram"))
     ),

@@ -366,6 +366,16 @@ def test_a_cell_names_the_facts_in_which_its_server_differs(changed, invalid, wa
     )
 
 
+def test_k_0_differs_from_no_server():
+    """Its arguments may be those of hardware, and it has no baseline."""
+    command = ("vllm", "serve", "models/target", "--kv-cache-dtype", "fp8", "--enforce-eager")
+    stored = served_sweep()
+    servers = tuple(replace(server, command=command) for server in stored.servers)
+    cell = cell_of(replace(stored, servers=servers), 0)
+    kinds = {r.kind for r in (*judge_cell(cell), *cell_warnings(cell))}
+    assert kinds.isdisjoint({Kind.SERVERS_UNLIKE, Kind.SERVERS_DIFFER})
+
+
 # The model that is measured.
 
 
