@@ -38,7 +38,7 @@ def grow_chain(
     follow: Follow,
     k: int,
     sampler: Sampler,
-    p_min: float = 0.0,
+    p_min: float,
 ) -> Proposal:
     """K drafts, one after the other; above temperature 0 sampled from the draft's distribution.
 
@@ -70,7 +70,7 @@ def grow_chain(
     return Proposal(tokens_BK, num_drafted_B, torch.cat(probs, 1) if probs else None)
 
 
-def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler, p_min: float = 0.0) -> Proposal:
+def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler, p_min: float) -> Proposal:
     """K drafts from the logits of one forward, independent of each other, up to the first one
     whose likeliest token has less than `p_min`.
 

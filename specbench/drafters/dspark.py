@@ -115,4 +115,4 @@ class DSpark(DFlash):
             return head.for_target(logits_B1D)
 
         first_B1V = follow(current_B1, places_BN[:, :1])
-        return grow_chain(state, first_B1V[:, 0], follow, k, sampler)
+        return grow_chain(state, first_B1V[:, 0], follow, k, sampler, self.p_min)

@@ -315,4 +315,4 @@ class Gemma4Mtp(Drafter):
             return logits_B1V
 
         logits_B1V = follow(state.tokens_at(length_B1), length_B1)
-        return grow_chain(state, logits_B1V[:, 0], follow, k, sampler)
+        return grow_chain(state, logits_B1V[:, 0], follow, k, sampler, self.p_min)

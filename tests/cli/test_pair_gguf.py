@@ -276,7 +276,7 @@ def test_a_set_of_a_file_and_a_lookup_can_be_named(tmp_path: Path) -> None:
 
 
 def fake_llama(folder: Path) -> Path:
-    """A llama-server that drafts three times as well with a model as with a lookup."""
+    """A llama-server that accepts two to three drafts per round."""
     (server := folder / "llama-server").write_text(
         f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m {fake_llama_server.__name__} "$@"\n'
     )
@@ -284,7 +284,7 @@ def fake_llama(folder: Path) -> Path:
     return server
 
 
-def test_the_fastest_set_is_measured_and_its_command_is_printed(
+def test_a_set_is_measured_and_its_command_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "LONGEST_S", 0.0)  # warm-up
@@ -297,16 +297,16 @@ def test_the_fastest_set_is_measured_and_its_command_is_printed(
     prompts = write_prompts(tmp_path / "talk.jsonl", [f"prompt {i}" for i in range(12)])
     server = fake_llama(tmp_path)
     ran = specbench(
-        "pair t.gguf --draft ngram,small.gguf+ngram_mod -k 0,4 --max-new-tokens 32",
+        "pair t.gguf --draft small.gguf+ngram_mod -k 0,4 --max-new-tokens 32",
         *("-w", prompts, "--engine-python", server, "--engine-args", "-ngl 99"),
-        *("--plan-context", "512", "--time-budget", "15s", "--json"),
+        *("--plan-context", "512", "--time-budget", "20s", "--json"),
         cwd=tmp_path,
     )
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
-    ranking = [(entry["drafter"], entry["num_speculative_tokens"]) for entry in document["ranking"]]
-    assert ranking[0] == ("small.gguf-ngram_mod", 4)
-    assert document["ranking"][0]["speedup"] > document["ranking"][1]["speedup"]
+    (entry,) = document["ranking"]
+    assert (entry["drafter"], entry["num_speculative_tokens"]) == ("small.gguf-ngram_mod", 4)
+    assert entry["speedup"] > 1.5
     words = shlex.split(document["command"])
     flags = dict(pairwise(words))
     assert words[0] == str(server)

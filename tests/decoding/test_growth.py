@@ -58,4 +58,4 @@ def test_a_block_is_cut_before_the_first_unsure_draft(sampler: Sampler) -> None:
     logits_BKV = torch.stack([torch.stack([SURE, SURE, UNSURE]), torch.stack([UNSURE, SURE, SURE])])
     proposal = grow_block(rows(2), logits_BKV, sampler, 0.9)
     assert proposal.num_drafted_B.tolist() == [2, 0]
-    assert grow_block(rows(2), logits_BKV, sampler).num_drafted_B.tolist() == [3, 3]
+    assert grow_block(rows(2), logits_BKV, sampler, 0.0).num_drafted_B.tolist() == [3, 3]

@@ -1,7 +1,7 @@
 """A program that takes llama-server's arguments and serves synthetic responses, counted as it does.
 
-Run as `python fake_llama.py --port N --spec-type TYPES --spec-draft-n-max K`. Drafts of
-a model are accepted as those of the fake vLLM, those of a lookup at most one per round.
+Run as `python fake_llama.py --port N --spec-type TYPES --spec-draft-n-max K`. Drafts are accepted
+as those of the fake vLLM, whatever drafts them.
 """
 
 import hashlib
@@ -99,17 +99,6 @@ class LlamaHandler(Handler):
         self.wfile.flush()
 
 
-class LookupEngine(Engine):
-    """An engine with at most one accepted draft per round."""
-
-    def rounds(self, prompt: str, most: int) -> list[int]:
-        k, self.k = self.k, 1
-        try:
-            return super().rounds(prompt, most)
-        finally:
-            self.k = k
-
-
 def main() -> None:
     if "--help" in sys.argv:
         print(HELP)
@@ -117,7 +106,7 @@ def main() -> None:
     kind = option("--spec-type")
     flag = "--spec-ngram-mod-n-max" if "ngram-mod" in kind else "--spec-draft-n-max"
     k = int(option(flag)) if kind else 0
-    LlamaHandler.engine = (LookupEngine if kind.startswith("ngram") else Engine)(k)
+    LlamaHandler.engine = Engine(k)
     http = ThreadingHTTPServer((option("--host"), int(option("--port"))), LlamaHandler)
     http.daemon_threads = True
     http.serve_forever()
