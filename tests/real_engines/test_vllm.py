@@ -111,7 +111,7 @@ def test_a_padded_pair_is_started_as_exported_and_its_drafts_are_accepted(tmp_pa
 PARSE = """
 import json, sys
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
