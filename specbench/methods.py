@@ -1,23 +1,32 @@
 """The drafting methods: one row each, with all facts that do not need torch.
 
 Plans, memory, help, `list`, the YAML reference, exporters and importers read the row. The class
-that drafts is in `drafters/<name>.py`, an engine's name of a method in that engine's file.
+that drafts is in `drafters/<name>.py`, an engine's name of a method in that engine's file. A set of
+two methods, such as `mtp+ngram_mod`, is a row made of both.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from specbench.errors import ModelError, UsageError
-from specbench.files.dflash import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
+from specbench.files.dflash import DFlashStyle, dflash_fit
 from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
+from specbench.files.gemma4_mtp import (
+    AssistantStyle,
+    assistant_reason,
+    assistant_shapes,
+    gemma4_mtp_fit,
+)
 from specbench.files.gguf import GgufFile
 from specbench.files.head_files import (
     DFLASH_LAYOUTS,
+    DSPARK_LAYOUTS,
     EAGLE3_LAYOUTS,
     EAGLE_LAYOUTS,
+    GEMMA4_LAYOUTS,
     MEDUSA_LAYOUTS,
     MTP_LAYOUTS,
     PEAGLE_LAYOUTS,
@@ -47,6 +56,7 @@ from specbench.footprint import (
     num_static_drafts,
     spare_slots,
 )
+from specbench.settings.words import nearest
 from specbench.topology import EAGLE_STATIC, RANK_PROBS, recycling_tree
 
 Setting = int | float | str | bool | tuple[int, ...]
@@ -154,6 +164,8 @@ class HeadFacts:
     report_layers: Callable[[Files, int], LayerReport | None] = lambda *_: None
     # Shapes by name of the tensors that it runs with, if they differ from those of its files.
     kept_shapes: Callable[[Files, HeadTarget], Mapping[str, tuple[int, ...]]] | None = None
+    # Numbers in these tensors that a forward does not read.
+    num_unread: Callable[[Files], int] = lambda _: 0
     # For layers that may be in a model's own files: their number, a function that selects their
     # tensors, and whether a target has them.
     num_model_layers: Callable[[Files], int] | None = None
@@ -181,6 +193,9 @@ class Method:
     of a dynamic tree, which are the likeliest. `learns`: it drafts from the answers of other
     requests. `retokenizes`: its model may have a different tokenizer than the target.
     `always_drafts`: every round drafts, so that a count of drafting rounds counts all rounds.
+    `is_builtin`: the built-in decoder has it; other methods are those of serving engines.
+    `usual_ks`: the K of a default range, if it has others than most; `only_k`: the K of a method
+    whose engine has no option for it.
     """
 
     name: str
@@ -191,6 +206,9 @@ class Method:
     learns: bool = False
     retokenizes: bool = False
     always_drafts: bool = False
+    is_builtin: bool = True
+    usual_ks: tuple[int, ...] = ()
+    only_k: int | None = None
     parameters: tuple[Parameter, ...] = ()
     tree: Callable[[Settings], str | None] = _no_answer  # kind; None: a chain
     round_shape: Callable[[Settings, int], RoundShape] = _chain  # for a K above 0
@@ -204,6 +222,11 @@ class Method:
     @property
     def module(self) -> str:
         return f"specbench.drafters.{self.name}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The methods of a set, the one with a model first; of others only their own name."""
+        return tuple(self.name.split(_AND))
 
     @property
     def is_head(self) -> bool:
@@ -230,21 +253,52 @@ class Method:
         """The shape of a round that drafts up to k tokens deep, with these parameters."""
         return self.round_shape(self.settings(given), k) if k else RoundShape(0, 0)
 
+    def takes_p_min(self, given: Mapping[str, Setting], *, is_gguf: bool = False) -> bool:
+        """Whether it drafts a chain of tokens with probabilities, with these parameters; llama.cpp,
+        the only engine for GGUF files, drafts nothing but chains."""
+        return self.draws and (is_gguf or self.tree(self.settings(given)) is None)
+
     def draws_with(self, given: Mapping[str, Setting]) -> bool:
         """Whether drafts are sampled above temperature 0, with these parameters."""
         return self.draws and self.tree(self.settings(given)) != "dynamic"
 
 
 def all_methods() -> tuple[Method, ...]:
-    """Every method, by name."""
-    return tuple(METHODS.values())
+    """Every method of the built-in decoder, by name."""
+    return tuple(method for method in METHODS.values() if method.is_builtin)
+
+
+def listed_methods() -> tuple[Method, ...]:
+    """Every method by name, without sets of two."""
+    return tuple(method for method in METHODS.values() if len(method.parts) == 1)
 
 
 def find_method(name: str) -> Method:
-    """The method of this name; UsageError lists the existing ones."""
+    """The method of this name, or the set of two; UsageError lists the existing ones."""
     if name not in METHODS:
-        raise UsageError(f"unknown method {name!r}; allowed: {', '.join(METHODS)}")
+        allowed = ", ".join(method.name for method in listed_methods())
+        raise UsageError(
+            f"unknown method {name!r}{nearest(name, METHODS)}; allowed: {allowed}; or a method "
+            f"with a model and a lookup ({', '.join(LOOKUPS)}): {MODEL_METHOD}{_AND}{LOOKUPS[0]}"
+        )
     return METHODS[name]
+
+
+def require_builtin(method: Method) -> None:
+    """Raise UsageError for a method that the built-in decoder lacks."""
+    if not method.is_builtin:
+        raise UsageError(f"{method.name}: {ONLY_SERVED}")
+
+
+def set_name(method: str, lookup: str) -> str:
+    """The name of the set in which the lookup drafts if it finds something, else the method."""
+    return f"{method}{_AND}{lookup}"
+
+
+def split_set(word: str) -> tuple[str, str]:
+    """`draft.gguf+ngram_mod` without the lookup, and the lookup; empty for other words."""
+    first, _, lookup = word.rpartition(_AND)
+    return (first, lookup) if first and lookup in LOOKUPS else (word, "")
 
 
 class Kind(NamedTuple):
@@ -260,7 +314,11 @@ class Kind(NamedTuple):
 
 
 def gguf_method(file: GgufFile) -> str:
-    """The method that drafts with a GGUF file; llama.cpp and specbench use the same names."""
+    """The method that drafts with a GGUF file; most have the architecture's name in llama.cpp."""
+    if file.is_assistant:
+        return "gemma4_mtp"
+    if file.is_dspark:
+        return "dspark"
     if file.is_mtp_head:
         return "mtp"
     return file.architecture if file.architecture in METHODS else MODEL_METHOD
@@ -268,7 +326,7 @@ def gguf_method(file: GgufFile) -> str:
 
 def gguf_draftless(file: GgufFile) -> tuple[str, ...]:
     """The methods by which llama.cpp drafts for a GGUF file without another file."""
-    return ("mtp", "ngram") if file.mtp_layers else ("ngram",)
+    return (*(["mtp"] if file.mtp_layers else []), *LOOKUPS)
 
 
 def kind_of(files: ModelFiles) -> Kind:
@@ -302,8 +360,8 @@ def kind_of(files: ModelFiles) -> Kind:
 
 
 def _reads_from_target(files: ModelFiles) -> str | None:
-    """What a drafter cannot compute by itself, as Google's assistants of Gemma 4: hidden states, or
-    the keys and values of all its layers. None: nothing."""
+    """What a drafter of no known method cannot compute by itself: hidden states, or the keys and
+    values of all its layers. None: nothing."""
     if files.config.get("backbone_hidden_size"):
         return "hidden states and KV cache (backbone_hidden_size)"
     num_shared, num_layers = (files.field(f"num_{part}_layers") for part in ("kv_shared", "hidden"))
@@ -313,6 +371,10 @@ def _reads_from_target(files: ModelFiles) -> str | None:
 
 
 MODEL_METHOD = "draft_model"  # the default for a complete model
+_AND = "+"  # of the names in a set
+ONLY_SERVED = (
+    "only serving engines draft with it, and the built-in decoder does not; add --engine llama_cpp"
+)
 _CAUSAL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
 _MEDUSA_NAME = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 
@@ -342,9 +404,9 @@ def _peagle_config(files: ModelFiles) -> str | None:
     return architecture if "peagle" in architecture.lower() else None
 
 
-def _dflash_config(files: ModelFiles) -> str | None:
-    is_dflash = files.architecture == DFLASH_ARCHITECTURE
-    return f"architecture {DFLASH_ARCHITECTURE}" if is_dflash else None
+def _dflash_config(files: ModelFiles, method: str) -> str | None:
+    architecture = files.architecture or ""
+    return f"architecture {architecture}" if method in architecture.lower() else None
 
 
 def _eagle3_config(files: ModelFiles) -> str | None:
@@ -440,6 +502,10 @@ def _medusa_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> 
 def _dflash_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> int:  # noqa: ARG001
     files = head()
     return DFlashStyle.of(files).depth if files else NEW_BLOCK_SIZE - 1
+
+
+def _dflash_layers(files: Files, num_layers: int) -> LayerReport:  # noqa: ARG001
+    return LayerReport("layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there")
 
 
 def num_first_layers(requested: int, most: int) -> int:
@@ -541,6 +607,26 @@ _ROWS = (
         ),
     ),
     Method(
+        name="gemma4_mtp",
+        summary=(
+            "Google's assistants of Gemma 4 (MTP drafters), which attend to the target's own keys "
+            "and values."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        round_shape=_model_chain,
+        buffer_bytes=_last_states,
+        head=HeadFacts(
+            layouts=GEMMA4_LAYOUTS,
+            fit=gemma4_mtp_fit,
+            by_config=lambda files: assistant_reason(files.architecture),
+            is_speculators_type=False,
+            kept_shapes=assistant_shapes,
+            num_unread=lambda files: AssistantStyle.of(files).num_unread,
+        ),
+    ),
+    Method(
         name="peagle",
         summary="EAGLE-3's head, trained to draft K tokens in one forward (arXiv:2602.01469).",
         model="required",
@@ -572,11 +658,28 @@ _ROWS = (
         head=HeadFacts(
             layouts=DFLASH_LAYOUTS,
             fit=dflash_fit,
-            by_config=_dflash_config,
+            by_config=partial(_dflash_config, method="dflash"),
             reads_target_head=True,
-            report_layers=lambda files, _: LayerReport(
-                "layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there"
-            ),
+            report_layers=_dflash_layers,
+        ),
+    ),
+    Method(
+        name="dspark",
+        summary=(
+            "DFlash's block, drafted token by token with a bias by the token before "
+            "(DeepSeek-AI 2026, arXiv:2607.05147)."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
+        deepest=_dflash_depth,
+        head=HeadFacts(
+            layouts=DSPARK_LAYOUTS,
+            fit=partial(dflash_fit, method="dspark"),
+            by_config=partial(_dflash_config, method="dspark"),
+            reads_target_head=True,
+            report_layers=_dflash_layers,
         ),
     ),
     _eagle(
@@ -803,4 +906,68 @@ _ROWS = (
         buffer_bytes=_reference_bytes,
     ),
 )
-METHODS: Mapping[str, Method] = {m.name: m for m in sorted(_ROWS, key=lambda m: m.name)}
+
+_LONG = (16, 48)  # the K of lookups of long matches; llama.cpp's own default is 48 or 64
+_lookup = partial(Method, is_builtin=False, usual_ks=_LONG)
+_KEY_SIZE = Parameter("key_size", 12, range(1, 129), "The tokens that are looked up.")
+_MIN_HITS = Parameter("min_hits", 1, range(1, 129), "How often they must have occurred.")
+# Source: docs/speculative.md and common/speculative.cpp of llama.cpp, 2026-11.
+_SERVED_LOOKUPS = (
+    _lookup(
+        name="ngram_map_k",
+        summary="Lookup of llama.cpp that remembers how many tokens of each match were accepted.",
+        parameters=(_KEY_SIZE, _MIN_HITS),
+    ),
+    _lookup(
+        name="ngram_map_k4v",
+        summary="Lookup of llama.cpp that keeps up to four continuations of a key and drafts one "
+        "that clearly came most often.",
+        parameters=(_KEY_SIZE, _MIN_HITS),
+    ),
+    _lookup(
+        name="ngram_mod",
+        summary="Lookup of llama.cpp in a hash table that all requests share.",
+        learns=True,
+        parameters=(
+            Parameter("match_length", 24, range(1, 129), "The tokens that are looked up."),
+            Parameter("min_drafts", 1, range(129), "The fewest tokens that are drafted."),
+        ),
+    ),
+    _lookup(
+        name="ngram_cache",
+        summary="Lookup of llama.cpp by counts of short n-grams, up to 8 tokens.",
+        usual_ks=(),
+        only_k=8,
+    ),
+)
+LOOKUPS = ("ngram", *(method.name for method in _SERVED_LOOKUPS))
+SET_LOOKUP = "ngram_mod"  # the one that people combine with a model
+
+
+_MODEL_DRAFTS = Parameter(
+    "model_drafts", 3, range(1, 65), "The most tokens that the model drafts per round, at most K."
+)
+
+
+def _set(first: Method, lookup: Method) -> Method:
+    """The lookup drafts if it finds something, else the first method."""
+    return replace(
+        first,
+        name=set_name(first.name, lookup.name),
+        summary=f"{lookup.name} if it finds something, else {first.name}.",
+        parameters=(*first.parameters, *lookup.parameters, _MODEL_DRAFTS),
+        learns=lookup.learns,
+        is_builtin=False,
+        usual_ks=lookup.usual_ks,
+        only_k=lookup.only_k,
+    )
+
+
+_SINGLE = {m.name: m for m in sorted((*_ROWS, *_SERVED_LOOKUPS), key=lambda m: m.name)}
+_SETS = [
+    _set(method, _SINGLE[lookup])
+    for method in _SINGLE.values()
+    if method.model != "refused"
+    for lookup in LOOKUPS
+]
+METHODS: Mapping[str, Method] = {**_SINGLE, **{method.name: method for method in _SETS}}

@@ -221,6 +221,8 @@ BROKEN_PAIRINGS = [
     _drafter(
         "K = 0", 7, "num_speculative_tokens.*1 to 64.*0", "method: ngram\nnum_speculative_tokens: 0"
     ),
+    _drafter("a lookup that is never sure", 7, "p_min.*ngram.*tree", "method: ngram\np_min: 0.5"),
+    _drafter("p_min above 1", 8, "p_min.*up to 1.*2", "method: mtp\nmodel: o/s\np_min: 2"),
     _drafter(
         "a huge K",
         7,

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "records": {"stats", "settings", "doc"},
     "topology": {"errors", "footprint"},
     "files": {"errors", "shipped", "topology", "library_facts"},
-    "methods": {"errors", "footprint", "files", "topology"},
+    "methods": {"errors", "footprint", "files", "topology", "settings"},
     "inputs": {*BASE, "shipped", "files", "methods"},
     "runs": BASE,
     "metrics": {*BASE, "runs"},

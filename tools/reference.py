@@ -47,10 +47,13 @@ _KEYS: Mapping[str, str] = {
     "pair's ([prompt files](workloads.md))",
     "note": "a line for readers of the list",
     "drafters": "drafters by name (needed)",
-    "method": "one of `specbench list methods` (needed)",
+    "method": "one of `specbench list methods`, or [a set of two]"
+    "(pairings.md#two-methods-together) (needed)",
     "parameters": "the method's own, of `specbench list parameters`",
     "num_speculative_tokens": f"K, the most tokens drafted per round, 1 to {MAX_K}; default: 4, "
     "or the drafter's maximum if lower. `-k` takes precedence",
+    "p_min": "a probability: a chain of drafts ends where the draft has no token this likely; "
+    "default: K tokens. `--draft-p-min` compares several",
     "lossy": "a [rule](pairings.md#lossy-rules) that accepts tokens which change the distribution; "
     "default: none",
     "source": "of a catalog's entry: the address of the page that names this drafter",

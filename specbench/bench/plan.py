@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import EXPLORE_SHARE
@@ -10,6 +11,7 @@ from specbench.engines.deployment import vocabulary_notes
 from specbench.engines.transformers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS, Workload
+from specbench.methods import find_method
 from specbench.records import (
     ASSISTED_DEFAULT,
     SESSIONS_PER_K,
@@ -113,7 +115,13 @@ class TargetPlan:
         engines = tuple(name for name in load.engines if name not in SERVED)
         if not engines:
             return None
-        return replace(self, settings=replace(self.settings, load=replace(load, engines=engines)))
+        settings = replace(self.settings, load=replace(load, engines=engines))
+        return replace(self, pairings=self.builtin_pairings, settings=settings)
+
+    @property
+    def builtin_pairings(self) -> tuple[Pairing, ...]:
+        """The pairings whose method the built-in decoder has."""
+        return tuple(p for p in self.pairings if find_method(p.drafter.method).is_builtin)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -155,13 +163,17 @@ class TargetPlan:
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
         """The requested K, or else the K of the default range that the drafter can draft."""
         drafter, requested = pairing.drafter, self.settings.draft.num_speculative_tokens
+        row = find_method(drafter.method)
         if self.running_ks is not None:
             return self.running_ks
         if requested is None:
             default = drafter.num_speculative_tokens
-            return (default or self.within_reach(drafter.name, DEFAULT_K),)
-        if self.settings.draft.is_default_range:
-            return tuple(k for k in requested if k <= self.within_reach(drafter.name, k))
+            requested = (default or self.within_reach(drafter.name, DEFAULT_K),)
+        elif self.settings.draft.is_default_range:
+            usual = (0, *row.usual_ks[: len(requested) - 1]) if row.usual_ks else requested
+            requested = tuple(k for k in usual if k <= self.within_reach(drafter.name, k))
+        if row.only_k is not None:
+            return tuple(dict.fromkeys(row.only_k if k else 0 for k in requested))
         return requested
 
     def within_reach(self, drafter: str, k: int) -> int:
@@ -173,9 +185,11 @@ class TargetPlan:
         """Notes on lines of files, K and drafters that are left out, and of servers on a draft
         model's vocabulary."""
         yield from (Kind.NOTE(text=note) for w in self.workloads for note in w.notes)
+        draft = self.settings.draft
         for pairing in self.pairings if self.running_ks is None else ():
-            ks = set(self.settings.draft.num_speculative_tokens or ())
-            if deeper := ks.difference(self.ks(pairing)):
+            ks = draft.num_speculative_tokens or () if draft.is_default_range else ()
+            reach = partial(self.within_reach, pairing.drafter.name)
+            if deeper := [k for k in ks if k > reach(k)]:
                 yield Kind.K_TOO_DEEP(pairing=pairing.name, k=min(deeper))
             hottest = max(self.settings.sampling.temperatures)
             for engine in self.served:
@@ -204,7 +218,7 @@ class TargetPlan:
     def _builtin_cells(self, condition: Condition) -> Iterator[Cell]:
         condition = replace(condition, engine=BUILTIN)
         yield self._cell(condition, DraftConfig.none)
-        for pairing in self.pairings:
+        for pairing in self.builtin_pairings:
             lengths: list[Length] = [Fixed(k) for k in self.ks(pairing) if k > 0]
             if self.settings.draft.adaptive:
                 lengths.append(Auto(self.largest_k(pairing)))
@@ -312,9 +326,16 @@ class TargetPlan:
 
 def _draft(drafter: DrafterSpec, length: Length) -> DraftConfig:
     lossy = str(drafter.lossy) if drafter.lossy else None
-    return DraftConfig(drafter=drafter.name, method=drafter.method, length=length, lossy=lossy)
+    return DraftConfig(
+        drafter=drafter.name,
+        method=drafter.method,
+        length=length,
+        lossy=lossy,
+        p_min=drafter.p_min,
+    )
 
 
 def peers_of(drafter: DrafterSpec) -> tuple[str, ...]:
-    """The methods of transformers that match the drafter's; empty if it has a lossy rule."""
-    return () if drafter.lossy else COUNTERPARTS.get(drafter.method, ())
+    """The methods of transformers that match the drafter's; empty if it has a lossy rule or p_min,
+    of which transformers' own differ."""
+    return () if drafter.lossy or drafter.p_min else COUNTERPARTS.get(drafter.method, ())

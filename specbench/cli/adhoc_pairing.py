@@ -9,7 +9,7 @@ import typer
 
 from specbench.cli.options import RUNS_DIR
 from specbench.errors import UsageError
-from specbench.settings.words import nearest
+from specbench.settings.words import nearest, parse_p_mins
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import DrafterSpec, Pairing, Pairings, Target
@@ -44,11 +44,29 @@ class AdhocPairing:
         ),
     ] = None
 
+    p_min: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-p-min",
+            metavar="P",
+            rich_help_panel=_PANEL,
+            help="A chain of drafts ends where the draft has no token of this probability: 0.6, or "
+            "0,0.6,0.8 to measure each.",
+            show_default="the pairing's, or 0: K tokens",
+        ),
+    ] = None
+
     def pairings(
         self, settings: "RunSettings", methods: Sequence[str], runs_dir: Path = RUNS_DIR
     ) -> "tuple[Pairing, ...]":
         """The pairings named here, else those that the settings name; UsageError for a mix of
         both."""
+        return at_p_mins(self._whole(settings, methods, runs_dir), self.p_min)
+
+    def _whole(
+        self, settings: "RunSettings", methods: Sequence[str], runs_dir: Path
+    ) -> "tuple[Pairing, ...]":
+        """The pairings without those of --draft-p-min."""
         from specbench.files.model import open_model
         from specbench.fit.candidates import draftless
         from specbench.inputs.pairing import Pairings
@@ -75,6 +93,30 @@ class AdhocPairing:
         names = (whole.name,) if any(d.lossy is None for d in drafters) else ()
         pairings = Pairings(path=Path("--target"), targets=(whole,), default=(whole.name,))
         return pairings.select(names or [pairing.name for pairing in pairings.all], methods)
+
+
+def at_p_mins(pairings: "Sequence[Pairing]", p_min: str | None) -> "tuple[Pairing, ...]":
+    """The pairings with each of these least probabilities; those whose drafts have none are not
+    changed. UsageError if all are those, or for a wrong probability."""
+    from specbench.methods import find_method
+
+    if p_min is None:
+        return tuple(pairings)
+    made: list[Pairing] = []
+    for pairing in pairings:
+        drafter = pairing.drafter
+        takes_it = drafter.p_min is None and find_method(drafter.method).takes_p_min(
+            drafter.parameters, is_gguf=pairing.is_gguf
+        )
+        p_mins = parse_p_mins(p_min) if takes_it else (0.0,)
+        made += [replace(pairing, drafter=drafter.at_p_min(p)) for p in p_mins]
+    if not any(pairing.drafter.p_min for pairing in made) and any(parse_p_mins(p_min)):
+        names = ", ".join(pairing.name for pairing in pairings)
+        raise UsageError(
+            f"--draft-p-min {p_min}: {names} draft no chain of tokens with probabilities; name a "
+            "draft model or a head, or leave it out"
+        )
+    return tuple(made)
 
 
 def known_pairings(

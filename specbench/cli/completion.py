@@ -47,9 +47,9 @@ def _workloads(_: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _methods(_: Mapping[str, Any]) -> Iterable[str]:
-    from specbench.methods import all_methods
+    from specbench.methods import listed_methods
 
-    return (method.name for method in all_methods())
+    return (method.name for method in listed_methods())
 
 
 def _runs(given: Mapping[str, Any]) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -305,6 +305,7 @@ def measured_deployment(
     from specbench.report.document import build_document
 
     stored = _find_run({p.name for p in chosen}, run, runs_dir)
+    chosen = (*chosen, *_stopping_earlier(chosen, stored))
     document = build_document(stored)
     _require_real(document.run)
     selection = _named(selection, document)
@@ -322,6 +323,17 @@ def measured_deployment(
         deployment = replace(deployment, dtype=None)
     deployment = replace(deployment, conditions=conditions, limits=limits)
     return deployment, sessions[-1].version if sessions else None
+
+
+def _stopping_earlier(chosen: "tuple[Pairing, ...]", stored: "StoredRun") -> Iterator["Pairing"]:
+    """The pairings of a run that are chosen ones with a --draft-p-min."""
+    from specbench.inputs.stored_targets import pairings_of
+
+    names = {pairing.name for pairing in chosen}
+    for pairing in pairings_of(stored.run).all:
+        whole = f"{pairing.target.name}/{pairing.drafter.whole_name}"
+        if pairing.name not in names and whole in names:
+            yield pairing
 
 
 def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:

@@ -186,7 +186,7 @@ def _workloads() -> list[dict[str, Any]]:
 
 
 def _methods() -> list[dict[str, Any]]:
-    from specbench.methods import all_methods
+    from specbench.methods import listed_methods
 
     return [
         {
@@ -194,12 +194,12 @@ def _methods() -> list[dict[str, Any]]:
             "model": method.model,
             "summary": method.summary,
         }
-        for method in all_methods()
+        for method in listed_methods()
     ]
 
 
 def _parameters() -> list[dict[str, Any]]:
-    from specbench.methods import all_methods
+    from specbench.methods import listed_methods
 
     return [
         {
@@ -209,7 +209,7 @@ def _parameters() -> list[dict[str, Any]]:
             "allowed": parameter.wanted,
             "description": parameter.description,
         }
-        for method in all_methods()
+        for method in listed_methods()
         for parameter in method.parameters
     ]
 

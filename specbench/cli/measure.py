@@ -78,13 +78,13 @@ class Nodes(NamedTuple):
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
     """The named methods; empty for all. UsageError for an unknown one."""
-    from specbench.methods import all_methods
+    from specbench.methods import listed_methods
 
     if methods is None or methods.strip() == "all":
         return ()
     if "all" in (word.strip() for word in methods.split(",")):
         raise UsageError(f"--method {methods!r}: all excludes other names; use only one of them")
-    return parse_names("--method", methods, tuple(method.name for method in all_methods()))
+    return parse_names("--method", methods, tuple(method.name for method in listed_methods()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +127,10 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
     nodes, runs_dir, resume = Nodes.parsed(call.ray, call.gpus_per_task), call.runs_dir, call.resume
     methods = read_methods(settings.workload.methods)
     if resume is not None:
-        if pair.target is not None or pair.drafts:
-            raise UsageError("--resume keeps the pair of its run; leave out --target and --draft")
+        if pair.target is not None or pair.drafts or pair.p_min:
+            raise UsageError(
+                "--resume keeps the pair of its run; leave out --target, --draft and --draft-p-min"
+            )
         from specbench.runs import load_run
 
         stored = load_run(resume, runs_dir, also_empty=True)

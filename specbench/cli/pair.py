@@ -5,6 +5,7 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench.cli import options
-from specbench.cli.adhoc_pairing import find_target, named_drafters, split
+from specbench.cli.adhoc_pairing import at_p_mins, find_target, named_drafters, split
 from specbench.cli.checks import checked
 from specbench.cli.measure import (
     DEFAULT_KS,
@@ -58,6 +59,7 @@ from specbench.settings.words import MAX_CONCURRENCY, parse_context
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from specbench.bench.plan import TargetPlan
     from specbench.bench.planning import RunPlan
     from specbench.cli.hardware import MachineSummary
     from specbench.files.model import ModelFiles
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 2048
 LLAMA_CPP = "llama_cpp"
 GGUF_BUDGET_S = 600.0
+FEWEST_KS = (0, 3)  # of a GGUF file's drafters, if a budget does not fit the default range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,16 @@ class PairOptions:
     workloads: Workloads
     prompt_field: PromptField = None
     ignore_request_settings: IgnoreRequestSettings = False
+    p_min: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-p-min",
+            metavar="P",
+            help="Rank each drafter also with chains that end where the draft has no token of this "
+            "probability: 0,0.6,0.8.",
+            show_default="0: K tokens",
+        ),
+    ] = None
     draft: Annotated[
         DraftSettings, replace(K, help="K to rank at: 4, 1..8 or 1,2,4.", shown="0..8")
     ] = DEFAULT_KS
@@ -193,9 +206,10 @@ def _interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | N
 
     if call.resume is None:
         return None
-    if call.drafts or call.discover or call.dry_run:
+    if call.drafts or call.discover or call.dry_run or call.p_min:
         raise UsageError(
-            "--resume uses the drafters of its run; leave out --draft, --discover and --dry-run"
+            "--resume uses the drafters of its run; leave out --draft, --draft-p-min, --discover "
+            "and --dry-run"
         )
     stored = load_run(call.resume, call.runs_dir, also_empty=True)
     was = stored.run.settings
@@ -311,7 +325,8 @@ def pair(
             )
         raise CompatibilityError(f"{reason}; see the reasons above")
     if call.dry_run:
-        pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
+        fitting = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
+        pairings = at_p_mins(fitting, call.p_min)
         try:
             notes = [*map(text, left_out(plan_run(settings, pairings).targets))]
         except WorkloadError as error:  # memory is planned anyway
@@ -325,12 +340,13 @@ def pair(
 def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     """Lists what can draft for a GGUF file by headers, with its memory."""
     from specbench.cli.pair_tables import gguf_json, pair_document, print_gguf, print_prepared
-    from specbench.engines.served.llama_cpp import other_lookups, spec_types
+    from specbench.engines.served.llama_cpp import other_types, spec_types, why_missing
     from specbench.files.gguf import read_gguf
     from specbench.files.model_spec import ModelSpec
     from specbench.fit.candidates import Discovery, SkippedModel, plain_name, with_unique_names
     from specbench.fit.gguf import discover_gguf, prepare_gguf
     from specbench.inputs.pairing import Target
+    from specbench.methods import LOOKUPS
 
     if call.discover or call.published or call.resume or call.write:
         raise UsageError(
@@ -341,18 +357,20 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     file = read_gguf(path)
     spec = ModelSpec(source=target, folder=path.absolute())
     chosen = Target(name=plain_name(target), model=spec, drafters=())
+    types = spec_types(_llama_server(settings, "--help"))
     found = Discovery(drafters=(), left_out=())
     if not call.drafts or call.folders:
-        found = discover_gguf(file, call.folders or ())
+        known = [name for name in LOOKUPS if types and not why_missing(name, types)]
+        found = discover_gguf(file, call.folders or (), known or LOOKUPS[:1])
     named = [_gguf_drafter(word) for word in split(call.drafts or ())]
     places = {drafter.model.place for drafter in named if drafter.model}
     drafters = [d for d in found.drafters if d.model is None or d.model.place not in places]
-    types = spec_types(_llama_server(settings, "--help"))
-    lookups = [
+    others = [
         SkippedModel(source=f"--spec-type {name}", reason="specbench has no such method")
-        for name in other_lookups(types)
+        for name in other_types(types)
     ]
-    machine = _machine(call, settings, file.longest_context)
+    context = call.context if (size := _ctx_size(call)) is None else str(size // call.concurrency)
+    machine = _machine(replace(call, context=context), settings, file.longest_context)
     if not types:
         note = "what this llama-server can draft with is unknown: its --help was not readable"
         machine = machine._replace(notes=(*machine.notes, note))
@@ -361,7 +379,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
         file,
         with_unique_names([*named, *drafters]),
         machine.setup,
-        left_out=(*found.left_out, *lookups),
+        left_out=(*found.left_out, *others),
     )
     candidates = tuple(_with_types(candidate, types) for candidate in prepared.candidates)
     prepared = replace(prepared, candidates=candidates)
@@ -397,7 +415,8 @@ def _measure_gguf(
     from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import joined
 
-    pairings = tuple(Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting)
+    fitting = [Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting]
+    pairings = at_p_mins(fitting, call.p_min)
     settings = of_pairings(settings, pairings)
     plan = preflight(settings, pairings, call.runs_dir)
     require_startable(plan.targets)
@@ -410,7 +429,9 @@ def _measure_gguf(
         pairings, Selection(engine=LLAMA_CPP), str(run.folder), call.runs_dir
     )
     made = export_as_measured(find_exporter(LLAMA_CPP), deployment, version, "")
-    arguments = (*made.command[1:], *settings.servers.engine_args)
+    arguments = [*made.command[1:], *settings.servers.engine_args]
+    if call.context != PairOptions.context and _ctx_size(call) is None:  # slots share it evenly
+        arguments += ["--ctx-size", str(document["machine"]["context"] * call.concurrency)]
     command = shlex.join(_llama_server(settings, *arguments))
     is_undecided = deployment.is_undecided
     if call.as_json:
@@ -428,6 +449,13 @@ def _measure_gguf(
     require_decided(is_undecided)
 
 
+def _ctx_size(call: PairOptions) -> int | None:
+    """The tokens of all slots in --engine-args; None if they are not given, or the model's (0)."""
+    flags = ("-c", "--ctx-size")
+    sizes = [size for flag, size in pairwise(call.engine_args) if flag in flags and size.isdigit()]
+    return int(sizes[-1]) or None if sizes else None
+
+
 def _fitted(plan: "RunPlan") -> "RunPlan":
     """The plan with the prompts that fit the budget, by a session that is timed first; prints
     the minutes that this takes."""
@@ -439,13 +467,20 @@ def _fitted(plan: "RunPlan") -> "RunPlan":
     if budget_s is None:
         return plan
     times = try_session(target, LLAMA_CPP)
-    sessions = len([*cycle_of(served_cells(target, LLAMA_CPP), 0)])
-    if num is None:
-        most = min(len(workload.prompts) // 2 for workload in target.workloads)
-        num = times.num_prompts(budget_s, sessions, most)
-        effort = replace(effort, num_prompts=num)
-        target = replace(target, settings=replace(target.settings, effort=effort))
-        plan = replace(plan, settings=replace(plan.settings, effort=effort), targets=(target,))
+    most = min(len(workload.prompts) // 2 for workload in target.workloads)
+
+    def size(plan: "TargetPlan") -> tuple[int, int]:
+        sessions = len([*cycle_of(served_cells(plan, LLAMA_CPP), 0)])
+        return num or times.num_prompts(budget_s, sessions, most), sessions
+
+    draft = target.settings.draft
+    if draft.is_default_range and times.least_s(*size(target)) > budget_s:
+        few = replace(draft, num_speculative_tokens=FEWEST_KS)
+        target = replace(target, settings=replace(target.settings, draft=few))
+    num, sessions = size(target)
+    effort = replace(effort, num_prompts=num)
+    target = replace(target, settings=replace(target.settings, effort=effort))
+    plan = replace(plan, settings=replace(plan.settings, effort=effort), targets=(target,))
     least_s = times.least_s(num, sessions)
     longest_s = times.longest_s(num, sessions)
     typer.echo(
@@ -466,10 +501,13 @@ def _gguf_drafter(word: str) -> "DrafterSpec":
     """The drafter of a --draft word; the file of a draft model may be missing or broken."""
     from specbench.files.gguf import gguf_of
     from specbench.files.model_spec import ModelSpec
-    from specbench.fit.candidates import drafter_of, plain_name
+    from specbench.fit.candidates import drafter_of, plain_name, with_lookup
     from specbench.inputs.pairing import DrafterSpec
-    from specbench.methods import MODEL_METHOD, gguf_method
+    from specbench.methods import MODEL_METHOD, gguf_method, split_set
 
+    first, lookup = split_set(word)
+    if lookup:
+        return with_lookup(_gguf_drafter(first), lookup)
     if not word.lower().endswith(".gguf"):
         if (drafter := drafter_of(word)).model is not None:
             raise UsageError(
@@ -671,7 +709,8 @@ def _measure(
             "here; download them, or plan with --dry-run"
         )
     if stored is None:
-        pairings = tuple(Pairing(target=prepared.target, drafter=d) for d in drafters)
+        fitting = [Pairing(target=prepared.target, drafter=d) for d in drafters]
+        pairings = at_p_mins(fitting, call.p_min)
         runs_dir, resume = call.runs_dir, None
         settings = replace(
             of_pairings(settings, pairings),

@@ -87,7 +87,8 @@ async def _watch(
     as_json: bool,
 ) -> "Watched":
     """Print each interval, then the summary; also if the user interrupts it."""
-    from asyncio import CancelledError
+    from asyncio import CancelledError, current_task, get_running_loop
+    from signal import SIGINT, SIGTERM
 
     from specbench.watch.k_forecast import curve_near
     from specbench.watch.report import DOCUMENT, line_of, of_window, summary_of
@@ -106,9 +107,20 @@ async def _watch(
         for reason in () if as_json else watched.reasons:
             typer.echo(text(reason))
 
+    loop, task = get_running_loop(), current_task()
+    assert task is not None
+
+    def end() -> None:
+        """Once: a second signal has its usual effect."""
+        for number in (SIGINT, SIGTERM):
+            loop.remove_signal_handler(number)
+        task.cancel()
+
     async with watched_server(address, model) as server:
         k = server.facts.k.value if address.k is None else address.k
         with suppress(CancelledError):
+            for number in (SIGINT, SIGTERM):
+                loop.add_signal_handler(number, end)
             async with aclosing(windows(server, seconds=seconds, every_s=every_s)) as seen:
                 async for window in seen:
                     if isinstance(window, str):

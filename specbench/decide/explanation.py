@@ -92,7 +92,7 @@ def _shows_match(cell: CellSummary) -> bool:
     target's probability for it.
     """
     method = METHODS.get(cell.key.draft.method)
-    if method is None or method.model == "refused":
+    if method is None or method.model == "refused" or len(method.parts) > 1:
         return False
     return cell.key.condition.temperature == 0 or method.draws_with({})
 

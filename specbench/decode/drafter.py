@@ -44,6 +44,7 @@ class HeadPart:
     weights: tuple[Tensor, ...]
     layers: LayerStack | None = None  # the layers whose slots it uses
     num_attending: int = 0  # the number of these layers that attend to the context
+    target_kv_bytes: int = 0  # that it reads of the target's cache for each token of context
 
     @property
     def device(self) -> torch.device:
@@ -76,7 +77,7 @@ class HeadPart:
     def kv_bytes_per_token(self) -> int:
         """Bytes that it reads for each token of context; 0 before the first forward."""
         if self.layers is None:
-            return 0
+            return self.target_kv_bytes
         return self.layers.cache.bytes_per_token * self.num_attending // len(self.layers.layers)
 
 
@@ -144,6 +145,7 @@ class Capabilities:
 
     features: tuple[int, ...] = ()  # layers of the target whose states prefill and observe need
     needs_host: bool = False  # proposes on the host, so a CUDA graph cannot include it
+    reads_target_cache: bool = False  # it drafts from the target's keys and values of its rows
     max_k: int | None = None  # maximum draft depth; None: unlimited
     # If a row's next text shares a prefix with its last one, prefill may skip the prefix.
     keeps_prefix: bool = True
@@ -203,6 +205,7 @@ class Drafter:
     """
 
     capabilities: Capabilities = Capabilities()
+    p_min: float = 0.0  # a chain ends before a draft whose distribution has no likelier token
 
     @cached_property
     def resources(self) -> Resources:

@@ -33,37 +33,74 @@ Follow = Callable[[Tensor, Tensor], Tensor]  # tokens and positions [B, 1] -> lo
 
 
 def grow_chain(
-    state: State, logits_BV: Tensor, follow: Follow, k: int, sampler: Sampler
+    state: State,
+    logits_BV: Tensor,
+    follow: Follow,
+    k: int,
+    sampler: Sampler,
+    p_min: float = 0.0,
 ) -> Proposal:
-    """K drafts, one after the other; above temperature 0 sampled from the draft's distribution."""
+    """K drafts, one after the other; above temperature 0 sampled from the draft's distribution.
+
+    A row ends before the first draft whose likeliest token has less than `p_min`. On a CPU the
+    drafter stops when all rows have ended; a GPU runs all K forwards, and only verifies fewer.
+    """
     next_BK = state.positions(1, k)
-    logits_B1V, drafts, probs = logits_BV[:, None], [], []
+    logits_B1V = logits_BV[:, None]
+    drafts: list[Tensor] = []
+    probs: list[Tensor] = []
+    sure: list[Tensor] = []
     for i in range(k):
         positions_B1 = next_BK[:, i : i + 1]
-        if sampler.is_greedy:
+        probs_B1V = None if sampler.is_greedy else sampler.probs(logits_B1V)
+        if p_min:
+            sure.append(_are_sure(logits_B1V, probs_B1V, p_min))
+            if drafts and sure[0].device.type == "cpu" and not torch.cat(sure, 1).all(1).any():
+                break
+        if probs_B1V is None:
             tokens_B1 = logits_B1V.argmax(-1)
         else:
-            probs.append(sampler.probs(logits_B1V))
-            tokens_B1 = sampler.guess(probs[-1], state.seed_B, positions_B1)
+            probs.append(probs_B1V)
+            tokens_B1 = sampler.guess(probs_B1V, state.seed_B, positions_B1)
         drafts.append(tokens_B1)
         if i + 1 < k:
             logits_B1V = follow(tokens_B1, positions_B1)
-    num_drafted_B = torch.full_like(state.budget_B, k)
-    return Proposal(torch.cat(drafts, 1), num_drafted_B, torch.cat(probs, 1) if probs else None)
+    tokens_BK = torch.cat(drafts, 1)
+    num_drafted_B = _num_sure(state, tokens_BK, torch.cat(sure, 1) if sure else None)
+    return Proposal(tokens_BK, num_drafted_B, torch.cat(probs, 1) if probs else None)
 
 
-def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler) -> Proposal:
-    """K drafts from the logits of one forward, independent of each other.
+def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler, p_min: float = 0.0) -> Proposal:
+    """K drafts from the logits of one forward, independent of each other, up to the first one
+    whose likeliest token has less than `p_min`.
 
     Above temperature 0, each is sampled from the distribution at its position.
     """
-    K = logits_BKV.shape[1]
-    num_drafted_B = torch.full_like(state.budget_B, K)
-    if sampler.is_greedy:
-        return Proposal(logits_BKV.argmax(-1), num_drafted_B)
-    probs_BKV = sampler.probs(logits_BKV)
-    tokens_BK = sampler.guess(probs_BKV, state.seed_B, state.positions(1, K))
-    return Proposal(tokens_BK, num_drafted_B, probs_BKV)
+    probs_BKV = None if sampler.is_greedy else sampler.probs(logits_BKV)
+    sure_BK = _are_sure(logits_BKV, probs_BKV, p_min) if p_min else None
+    if probs_BKV is None:
+        tokens_BK = logits_BKV.argmax(-1)
+    else:
+        places_BK = state.positions(1, logits_BKV.shape[1])
+        tokens_BK = sampler.guess(probs_BKV, state.seed_B, places_BK)
+    return Proposal(tokens_BK, _num_sure(state, tokens_BK, sure_BK), probs_BKV)
+
+
+def _are_sure(logits_BTV: Tensor, probs_BTV: Tensor | None, p_min: float) -> Tensor:
+    """Whether the likeliest token of each distribution [B, T] has at least `p_min`.
+
+    The token that is drawn must not decide: the output would lack the unlikely ones that are
+    dropped, since the verifier assumes drafts from the whole distribution.
+    """
+    probs_BTV = logits_BTV.float().softmax(-1) if probs_BTV is None else probs_BTV
+    return probs_BTV.amax(-1) >= p_min
+
+
+def _num_sure(state: State, tokens_BK: Tensor, sure_BT: Tensor | None) -> Tensor:
+    """The number [B] of drafts before the first unsure one; None: all are drafted."""
+    if sure_BT is None:
+        return torch.full_like(state.budget_B, tokens_BK.shape[1])
+    return sure_BT.cumprod(1).sum(1)
 
 
 def grow_static(

@@ -38,10 +38,15 @@ from specbench.drafters.shared.layers import (
     random_weights,
     tensors_of,
     to_target_vocab,
+    token_embedding,
     token_table,
+    weights_of,
 )
 from specbench.files.dflash import (
+    CONFIDENCE,
     DFLASH_ARCHITECTURE,
+    EMBEDDING,
+    MARKOV,
     DFlashStyle,
     with_layer_fields,
 )
@@ -49,6 +54,8 @@ from specbench.forward.runner import Runner, state_features
 from specbench.forward.tree import Branches
 from specbench.methods import NEW_BLOCK_SIZE
 from specbench.models.checkpoint import Checkpoint
+
+_SEPARATE = {"d2t", "t2d", EMBEDDING, *MARKOV, *CONFIDENCE}
 
 
 class _DFlashLayers(nn.Module):
@@ -71,10 +78,12 @@ class DFlashHead:
     block are discarded after its forward. Sources: see `DFlashStyle`.
     """
 
+    method = "dflash"
+
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         """ModelError if a tensor is missing, does not fit the target or cannot be run."""
-        checkpoint = fitting(checkpoint, target, "dflash")
-        self._style = style = DFlashStyle.of(checkpoint)
+        checkpoint = fitting(checkpoint, target, self.method)
+        self.style = style = DFlashStyle.of(checkpoint)
         D, names = style.num_tokens or target.vocab_size, checkpoint.tensors.keys()
         self.features = tuple(i + 1 for i in style.layer_ids)
         if style.reads_bare_output:
@@ -86,13 +95,14 @@ class DFlashHead:
         if "lm_head.weight" in names:
             with torch.device("meta"):
                 self.model.lm_head = nn.Linear(config.hidden_size, D, bias=False)
-        load(self.model, checkpoint, target, {"d2t", "t2d"})
+        self.taken = load(self.model, checkpoint, target, _SEPARATE)
+        self._embed = token_embedding(target, self.taken.get(EMBEDDING))
         self._target_ids_D = token_table(checkpoint, D, target)
         self.layers = layer_stack(config, self.model.layers, target)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        return tuple(self.model.parameters())
+        return weights_of(self.model, self._embed)
 
     @property
     def context_weights(self) -> tuple[Tensor, ...]:
@@ -112,7 +122,7 @@ class DFlashHead:
 
     def block_length(self, k: int) -> int:
         """The number of tokens in a block with k draft tokens."""
-        return k + self._style.block_size - self.depth
+        return k + self.style.block_size - self.depth
 
     def add_context(
         self, features: tuple[Tensor, ...], positions_BT: Tensor, span: int, first_row: int
@@ -123,9 +133,19 @@ class DFlashHead:
 
     def logits(self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int) -> Tensor:
         """Logits [B, K, V] of the K tokens after the current one, from a block of masks."""
-        style = self._style
+        return self.for_target(self.own_logits(current_B1, places_BN, span, first_row))
+
+    def for_target(self, logits_BTD: Tensor) -> Tensor:
+        """Logits over the target's vocabulary [B, T, V], from those of the head's tokens."""
+        return to_target_vocab(logits_BTD, self._target_ids_D, self._target.vocab_size)
+
+    def own_logits(
+        self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int
+    ) -> Tensor:
+        """Logits [B, K, D] of the head's tokens, as `logits`."""
+        style = self.style
         masks_BK = torch.full_like(places_BN[:, 1:], style.mask_id)
-        states_BNF = self._target.embed(torch.cat([current_B1, masks_BK], 1))
+        states_BNF = self._embed(torch.cat([current_B1, masks_BK], 1))
         if style.embedding_scale != 1:
             states_BNF = states_BNF * style.embedding_scale
         is_causal = set(style.is_causal)
@@ -142,7 +162,8 @@ class DFlashHead:
             )
         states_BKF = self.model.norm(states_BNF[:, 0 if style.drafts_from_current else 1 :])
         if (lm_head := self.model.lm_head) is not None:
-            return to_target_vocab(lm_head(states_BKF), self._target_ids_D, self._target.vocab_size)
+            own_BKD: Tensor = lm_head(states_BKF)
+            return own_BKD
         logits_BKV = self._target.logits(states_BKF)
         if style.logit_scale != 1:
             logits_BKV = logits_BKV * style.logit_scale
@@ -191,8 +212,10 @@ class DFlash(Drafter):
     temperature 0 each is drawn from its own distribution.
     """
 
+    open_head = DFlashHead
+
     def __init__(self, parts: Parts) -> None:
-        self.head = DFlashHead(parts.checkpoint(), parts.target)
+        self.head = self.open_head(parts.checkpoint(), parts.target)
         self.capabilities = Capabilities(features=self.head.features, max_k=self.head.depth)
 
     @staticmethod
@@ -271,4 +294,4 @@ class DFlash(Drafter):
         current_B1 = state.tokens_at(state.length_B1)
         places_BN = state.positions(0, self.head.block_length(k))
         logits_BKV = self.head.logits(current_B1, places_BN, span, state.first_row)
-        return grow_block(state, logits_BKV, sampler)
+        return grow_block(state, logits_BKV, sampler, self.p_min)

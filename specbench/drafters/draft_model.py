@@ -71,7 +71,7 @@ class ModelDrafter(Drafter):
 
         if self._is_tree:
             return grow_static(self._trees[k], state, logits_BV, feed, sampler)
-        return grow_chain(state, logits_BV, logits_of, k, sampler)
+        return grow_chain(state, logits_BV, logits_of, k, sampler, self.p_min)
 
     def _logits(
         self,

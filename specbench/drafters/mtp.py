@@ -411,7 +411,7 @@ class Mtp(FeatureDrafter):
             return head.logits(states_BWF[:, -1:], depth)
 
         logits_BV = head.logits(states_BLF[:, :1])[:, 0]
-        return grow_chain(state, logits_BV, follow, k, sampler)
+        return grow_chain(state, logits_BV, follow, k, sampler, self.p_min)
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
         """`observe` runs all layers over known tokens, `layer i` runs layer i over draft tokens."""

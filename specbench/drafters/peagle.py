@@ -61,4 +61,4 @@ class PEagle(FeatureDrafter):
             masks = self._masks(places_BK)
             states_BKF = head.step(*masks, places_BK, span, first_row=state.first_row, depth=1)
             logits_BKV = torch.cat([logits_BKV, head.logits(states_BKF)], 1)
-        return grow_block(state, logits_BKV, sampler)
+        return grow_block(state, logits_BKV, sampler, self.p_min)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from specbench.decode.drafter import Drafter
 from specbench.errors import UsageError
 from specbench.forward.runner import Runner
-from specbench.methods import find_method
+from specbench.methods import find_method, require_builtin
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.tokenizer import ChatTokenizer
 
@@ -42,8 +42,10 @@ def drafter(name: str) -> Callable[[D], D]:
 
 
 def drafter_class(name: str) -> Any:
-    """The class of a method; UsageError for an unknown name lists all methods."""
-    import_module(find_method(name).module)
+    """The class of a method; UsageError for an unknown name lists all methods, and for a method
+    that only serving engines have."""
+    require_builtin(method := find_method(name))
+    import_module(method.module)
     return _CLASSES[name]
 
 

@@ -300,6 +300,8 @@ class BuiltinEngine(InstrumentedEngine):
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         method = self._drafters[drafter]
+        if k and method.p_min:
+            return ()  # rounds have fewer forwards than K needs
         times = Counter(method.resources.forwards(k) if k else ())
         if k and method.resources.weights and not times:
             return ()  # the head does not list its forwards, and the bound would be too low

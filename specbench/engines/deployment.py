@@ -20,7 +20,7 @@ from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import Method, Setting, find_method
 from specbench.records import SIMULATED, Kind, Reason, acceptance_rule
-from specbench.settings import EXPORTED, SERVED
+from specbench.settings import EXPORTED, SERVED, TRANSFORMERS
 from specbench.settings.words import one_of
 from specbench.stats.rounds import Acceptance, acceptance_rates
 
@@ -30,6 +30,8 @@ PAD = "pad the smaller embedding (and output) in a copy of its model, and its vo
 
 # The note on recurrent state after a rejected draft, for engines whose file has no other one.
 ROLLBACK = "no source that was read says whether this engine rolls it back with this method"
+
+_STOPPING = ("llama_cpp", TRANSFORMERS)  # at p_min
 
 Name = TypeVar("Name")
 Release = tuple[int, ...]
@@ -87,6 +89,11 @@ class Deployment:
     @property
     def method(self) -> str:
         return self.pairing.drafter.method
+
+    @property
+    def p_min(self) -> float:
+        """The probability below which drafting stops; 0: every round drafts K tokens."""
+        return self.pairing.drafter.p_min or 0.0
 
     @property
     def row(self) -> Method:
@@ -192,7 +199,9 @@ class Deployment:
         if self.method in names:
             return names[self.method]
         row, usual = self.row, LOOKUP
-        if row.is_head:
+        if len(row.parts) > 1:
+            usual = f"{row.parts[0]} without a lookup"
+        elif row.is_head:
             usual = head
         elif row.model != "refused" or row.num_target_layers:
             usual = SMALL_MODEL
@@ -286,6 +295,11 @@ def exported(
     for spec in deployment.pairing.models if engine != "llama_cpp" else ():
         if spec.is_gguf:
             raise UsageError(f"{engine}: {spec.source} {GGUF_ADVICE}")
+    if deployment.k and deployment.p_min and engine not in _STOPPING:
+        raise UsageError(
+            f"{engine} has no p_min ({deployment.pairing.name}); leave out --draft-p-min, or use "
+            f"{' or '.join(_STOPPING)}"
+        )
     is_measured = engine == deployment.measured_with
     lost_arguments = (
         ()

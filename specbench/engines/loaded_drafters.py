@@ -138,6 +138,10 @@ class LoadedDrafters:
             tokenizers=lambda: (self._tokenizer, tokenizer),
         )
         method = build_drafter(drafter.method, parts, dict(drafter.parameters))
+        if drafter.p_min is not None:
+            method.p_min = drafter.p_min
+            if self._target.runner.device.type != "cpu":
+                self._note(f"{drafter.name}: p_min: all K drafts are computed, and fewer verified")
         _refuse_trees(drafter.name, method, self._target.runner)
         if is_head and first_not_finite(("", tensor) for tensor in method.resources.weights) == "":
             name = first_not_finite(head().tensors.items())

@@ -51,7 +51,7 @@ _RETOKENIZING = ("string_match", "token_intersection")
 _MODEL, _LOOKUP = "assistant_model", "prompt_lookup_num_tokens"
 _MTP, _LAYERS = "use_mtp", "assistant_early_exit"
 _ARGUMENTS = {
-    **dict.fromkeys(("draft_model", "dflash", *_RETOKENIZING), _MODEL),
+    **dict.fromkeys(("draft_model", "dflash", "gemma4_mtp", *_RETOKENIZING), _MODEL),
     "ngram": _LOOKUP,
     "mtp": _MTP,
     "self_speculation": _LAYERS,
@@ -146,7 +146,7 @@ def _program(deployment: Deployment) -> str:
     drafting: dict[str, Any] = {
         "num_assistant_tokens": deployment.k,
         "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,  # unlikely drafts are also kept
+        "assistant_confidence_threshold": deployment.p_min,
     }
     assistant, arguments = "", ""
     argument = deployment.named("transformers", _ARGUMENTS) if deployment.k else None

@@ -344,7 +344,7 @@ def layer_fields(config: Fields) -> Fields:
     fields.whole("num_hidden_layers", least=1, most=MOST_LAYERS)
     fields.text("model_type")
     require_layers(fields)
-    _refuse_unsupported_layers(config, fields)
+    refuse_unsupported_layers(config, fields)
     _refuse_attention_head_sizes(fields)
     layer_windows(fields)
     _refuse_positions(fields)
@@ -480,7 +480,8 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
     return tuple(window if is_sliding else None for is_sliding in slides)
 
 
-def _refuse_unsupported_layers(config: Fields, layer: Fields) -> None:
+def refuse_unsupported_layers(config: Fields, layer: Fields) -> None:
+    """Raise ModelError for layers that are stored quantized or keep latents instead of keys."""
     if config.has("quantization_config"):
         raise ModelError(
             f"{config.source}: its config has a quantization_config, and quantized heads are not "

@@ -1,7 +1,8 @@
-"""Facts about a DFlash head from its files, in all known layouts, and whether it fits.
+"""Facts about a DFlash or DSpark head from its files, in all known layouts, and whether it fits.
 
 Sources: z-lab/dflash (dflash/model.py), speculators 0.9 (models/dflash), SpecForge 0.2
-(modeling/draft/dflash.py), NVIDIA's modelopt 0.47 (plugins/hf_dflash.py, hf_spec_export.py).
+(modeling/draft/dflash.py), NVIDIA's modelopt 0.47 (plugins/hf_dflash.py, hf_spec_export.py). For
+DSpark: vllm-project/vllm at 0302ff4 (models/qwen3_dspark.py), speculators (models/dspark).
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +23,14 @@ from specbench.files.head_files import (
 )
 
 DFLASH_ARCHITECTURE = "DFlashDraftModel"
-_ARCHITECTURES = (DFLASH_ARCHITECTURE, "DFlashSpeculator")
+DSPARK_ARCHITECTURE = "Qwen3DSparkModel"
+_ARCHITECTURES = {
+    "dflash": (DFLASH_ARCHITECTURE, "DFlashSpeculator"),
+    "dspark": (DSPARK_ARCHITECTURE, "DSparkDraftModel", "DSparkSpeculator"),
+}
+MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+EMBEDDING = "embed_tokens.weight"
 _DFLASH, _SPECULATORS = "dflash_config", "transformer_layer_config"
 _NEEDS = ("target_layer_ids", "mask_token_id", "num_hidden_layers")
 _SPECULATORS_NEEDS = ("aux_hidden_state_layer_ids", "mask_token_id")
@@ -44,32 +52,48 @@ class DFlashStyle:
     embedding_scale: float
     logit_scale: float
     softcap: float  # of logits; 0: none
+    method: str  # dflash or dspark
+    markov_rank: int  # of the product that adds to logits by the token before; 0: none
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped]) -> "DFlashStyle":
         """Read a config; ModelError for missing or wrong fields, and for unsupported variants."""
         given, is_speculators = _fields(files), files.fields.has(SPECULATORS)
-        _refuse_relatives(files, given)
+        method = _method(files)
+        _refuse_relatives(files, given, method)
+        is_dspark = method == "dspark"
         needs = _SPECULATORS_NEEDS if is_speculators else _NEEDS
-        given.require(*needs)
+        given.require(*needs, *(["markov_rank"] if is_dspark else []))
         layer_ids = given.ids(needs[0])
         if not layer_ids:
             given.fail(needs[0], "the numbers of one layer or more")
         windows = _windows(given)
         scales = given.number("input_embedding_scale"), given.number("output_multiplier")
+        softcap = given.number("final_logit_softcapping") or 0.0
+        if is_dspark and (softcap or scales != (None, None)):
+            name = "final_logit_softcapping" if softcap else "a scale"
+            raise ModelError(
+                f"{files.source}: it has {name}, and no source says whether that comes before the "
+                "bias of its Markov head; measure it with a serving engine"
+            )
+        from_anchor = given.flag("sample_from_anchor")
+        if from_anchor is None:
+            from_anchor = is_dspark and not is_speculators
         return cls(
             layer_ids=tuple(i - 1 for i in layer_ids) if is_speculators else layer_ids,
             reads_bare_output=is_speculators,
             mask_id=given.must("mask_token_id"),
             block_size=given.whole("block_size", least=2) or (8 if is_speculators else 16),
-            drafts_from_current=bool(given.flag("sample_from_anchor")),
+            drafts_from_current=from_anchor,
             num_tokens=given.whole("draft_vocab_size", least=1) if is_speculators else None,
             windows=windows,
             is_causal=_causal_layers(given, windows, is_speculators=is_speculators),
             windows_from_current=is_speculators,
             embedding_scale=1.0 if scales[0] is None else scales[0],
             logit_scale=1.0 if scales[1] is None else scales[1],
-            softcap=given.number("final_logit_softcapping") or 0.0,
+            softcap=softcap,
+            method=method,
+            markov_rank=given.whole("markov_rank") or 0 if is_dspark else 0,
         )
 
     @property
@@ -78,10 +102,12 @@ class DFlashStyle:
         return self.block_size - (not self.drafts_from_current)
 
 
-def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """The sizes of a DFlash head that must equal the target's. ModelError, also if the head names
-    layers or tokens that the target lacks, or if its tensors and id tables do not fit."""
+def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget, method: str = "dflash") -> Fit:
+    """The sizes of a head of that method that must equal the target's. ModelError, also if the head
+    names layers or tokens that the target lacks, or if its tensors and id tables do not fit."""
     given, style = _fields(files), DFlashStyle.of(files)
+    if style.method != method:
+        raise ModelError(f"{files.source}: it is a head of {style.method}, not of {method}")
     num_layers = given.whole("num_target_layers", least=1) or target.num_layers
     fit: Fit = {
         "hidden_size": (given.whole("hidden_size", least=1), target.hidden_size),
@@ -105,7 +131,15 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
             "norm.weight": (size,),
             **layer_shapes(layer_fields(with_layer_fields(files).fields), files.tensors.keys()),
         }
-        require_tensors(files, shapes, {"lm_head.weight": (D, size), **table_shapes(D, V)})
+        optional = {"lm_head.weight": (D, size), **table_shapes(D, V)}
+        if method == "dspark":
+            optional |= {EMBEDDING: (V, size)}
+            rank = style.markov_rank
+            shapes |= dict(zip(MARKOV, ((V, rank), (D, rank)), strict=True)) if rank else {}
+            if given.flag("enable_confidence_head"):
+                inputs = size + (rank if given.flag("confidence_head_with_markov") else 0)
+                optional |= dict(zip(CONFIDENCE, ((1, inputs), (1,)), strict=True))
+        require_tensors(files, shapes, optional)
         token_ids(files, D, V)
     return fit
 
@@ -123,6 +157,12 @@ def with_layer_fields(files: AnyFiles) -> AnyFiles:
     return replace(files, config=fields)
 
 
+def _method(files: HeadFiles[Shaped]) -> str:
+    """Which of the two methods a head is for, by its type or its class."""
+    said = (files.fields.text(SPECULATORS) or "", *files.fields.texts("architectures"))
+    return "dspark" if any("dspark" in name.lower() for name in said) else "dflash"
+
+
 def _fields(files: HeadFiles[Shaped]) -> Fields:
     """The config, with the entries of its DFlash and speculators sections merged in."""
     values = dict(files.config)
@@ -132,14 +172,20 @@ def _fields(files: HeadFiles[Shaped]) -> Fields:
     return Fields(source=files.source, values=values)
 
 
-def _refuse_relatives(files: HeadFiles[Shaped], given: Fields) -> None:
-    known = " or ".join(_ARCHITECTURES)
-    if files.fields.text(SPECULATORS) not in (None, "dflash"):
-        kind = files.fields.text(SPECULATORS)
-        raise ModelError(f"{files.source}: {SPECULATORS} is {kind}; dflash is supported")
+def _refuse_relatives(files: HeadFiles[Shaped], given: Fields, method: str) -> None:
+    known = _ARCHITECTURES[method]
+    if (kind := files.fields.text(SPECULATORS)) not in (None, *_ARCHITECTURES):
+        supported = " and ".join(_ARCHITECTURES)
+        raise ModelError(f"{files.source}: {SPECULATORS} is {kind}; {supported} are supported")
     # Not `given`: the section for the layers names the target's class.
-    if unknown := [n for n in files.fields.texts("architectures") if n not in _ARCHITECTURES]:
-        raise ModelError(f"{files.source}: architecture {unknown[0]}; {known} is supported")
+    if unknown := [n for n in files.fields.texts("architectures") if n not in known]:
+        names = " or ".join(known)
+        raise ModelError(f"{files.source}: architecture {unknown[0]}; {names} is supported")
+    if method == "dspark" and (head := given.text("markov_head_type")) not in (None, "vanilla"):
+        raise ModelError(
+            f"{files.source}: markov_head_type is {head}; only vanilla heads are supported, which "
+            "is also all that vLLM and SGLang serve"
+        )
     if (projector := given.text("projector_type")) not in (None, "dflash"):
         raise ModelError(
             f"{files.source}: projector_type is {projector}, a head on top of DFlash, which is "

@@ -126,7 +126,10 @@ class GgufFile:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """An upper bound: f16, llama.cpp's default, and full attention in all layers."""
+        """An upper bound: f16, llama.cpp's default, and full attention in all layers; 0 for an
+        assistant, which stores none."""
+        if self.is_assistant:
+            return 0
         size = self.number("embedding_length", 0) // max(self.num_heads, 1)
         sizes = (self.number(f"attention.{part}_length", size) for part in ("key", "value"))
         return 2 * sum(self.kv_heads) * sum(sizes)
@@ -146,10 +149,20 @@ class GgufFile:
         return self.number("nextn_predict_layers", 0) if is_there else 0
 
     @property
+    def is_assistant(self) -> bool:
+        """Whether it is an assistant of Gemma 4, whose layers attend to the target's keys."""
+        return self.architecture.endswith(_ASSISTANT)
+
+    @property
+    def is_dspark(self) -> bool:
+        """Whether it is a DSpark head, which llama.cpp tells from DFlash by this tensor."""
+        return self.architecture == "dflash" and "markov_w1.weight" in self.tensors
+
+    @property
     def is_mtp_head(self) -> bool:
-        """Whether it has only such layers: an assistant, or a file converted with --mtp."""
+        """Whether it has only such layers: a file converted with --mtp."""
         has_first = any(name.startswith("blk.0.") for name in self.tensors)
-        return self.architecture.endswith(_ASSISTANT) or (self.mtp_layers > 0 and not has_first)
+        return self.mtp_layers > 0 and not has_first and not self.is_assistant
 
     @property
     def num_elements(self) -> int:
@@ -269,9 +282,11 @@ def _head_rules(target: GgufFile, draft: GgufFile) -> Iterator[_Rule]:
     Source: src/models/eagle3.cpp, dflash.cpp and gemma4-assistant.cpp; common/speculative.cpp.
     """
     kind, made_for, width = draft.architecture, target.architecture, "embedding_length"
-    if draft.is_mtp_head:
+    if draft.is_assistant:
         made_for = kind.removesuffix(_ASSISTANT)
-        width += "_out" if made_for != kind else ""
+        width += "_out"
+    elif draft.is_mtp_head:
+        made_for = kind
     elif kind == "eagle3":
         width = "target_hidden_size"
     elif kind != "dflash":

@@ -14,7 +14,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 SPECULATORS = "speculators_model_type"
 TOKEN_MAP = "token_map"
-ID_TABLES = ("d2t", "t2d", TOKEN_MAP)  # integers, not weights
+TOKEN_ORDERING = "masked_embedding.token_ordering"
+ID_TABLES = ("d2t", "t2d", TOKEN_MAP, TOKEN_ORDERING)  # integers, not weights
 OLD_ROTARY = "rotary_emb.inv_freq"  # stored by old transformers; it follows from the config
 _MOST_NAMES = 12  # of tensors, in an error message
 
@@ -232,6 +233,8 @@ class HeadTarget(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def num_layers(self) -> int: ...
+    def field(self, name: str, /) -> Any:
+        """A field of the language model's config; None if it is missing."""
 
 
 def misfits(fit: Fit) -> Fit:
@@ -362,6 +365,13 @@ DFLASH_LAYOUTS: Layouts = (
     (_has_field("num_target_layers"), _SPECFORGE),
     (_is_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
 )
+DSPARK_LAYOUTS: Layouts = (
+    (
+        _has_field(SPECULATORS),
+        Layout("speculators", f"{_VLLM} at 0302ff4, models/qwen3_dspark.py"),
+    ),
+    (_is_any, Layout("DeepSeek", f"{_VLLM} at 0302ff4, models/qwen3_dspark.py")),
+)
 MEDUSA_LAYOUTS: Layouts = (
     (_holds("medusa_heads."), _MODELOPT),
     (_holds("blocks."), Layout("vLLM", _MEDUSA)),
@@ -372,6 +382,9 @@ MEDUSA_LAYOUTS: Layouts = (
             "FasterDecoding/Medusa at e2a5d20, medusa/model/medusa_model.py",
         ),
     ),
+)
+GEMMA4_LAYOUTS: Layouts = (
+    (_is_any, Layout("Google", "transformers 5.24, models/gemma4_assistant")),
 )
 MTP_LAYOUTS: Layouts = (
     _OF_SPECULATORS,

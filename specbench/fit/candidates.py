@@ -37,7 +37,16 @@ from specbench.fit.weights import model_weights
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec, without_owner
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
-from specbench.methods import MODEL_METHOD, all_methods, gguf_method, kind_of
+from specbench.methods import (
+    METHODS,
+    MODEL_METHOD,
+    all_methods,
+    find_method,
+    gguf_method,
+    kind_of,
+    set_name,
+    split_set,
+)
 from specbench.settings.words import nearest
 from specbench.shipped import shipped
 
@@ -91,21 +100,24 @@ def draftless(target: ModelFiles | None) -> Iterator[DrafterSpec]:
 def drafter_of(word: str) -> DrafterSpec:
     """The drafter of a --draft word: a method without weights, a folder, a hub id or demo:NAME.
 
-    METHOD=MODEL names a method that the files do not imply, for a model with another tokenizer.
-    UsageError for any other word. Missing files are reported by the compatibility check.
+    METHOD=MODEL names a method that the files do not imply, for a model with another tokenizer, and
+    MODEL+LOOKUP a set of two. UsageError for any other word. Missing files are reported by the
+    compatibility check.
     """
-    methods = {method.name: method for method in all_methods()}
+    first, lookup = split_set(word)
+    if lookup:
+        return with_lookup(drafter_of(first), lookup)
     method_name, _, source = word.partition("=")
-    if source and method_name in methods:
-        if not methods[method_name].retokenizes:
+    if source and method_name in METHODS:
+        if not METHODS[method_name].retokenizes:
             raise UsageError(f"--draft {word}: write {source}; the method follows from its files")
         return DrafterSpec(
             name=f"{plain_name(source)}-{method_name}", method=method_name, model=model_spec(source)
         )
-    if word in methods:
-        if methods[word].model == "required":
+    if word in METHODS:
+        if METHODS[word].model == "required":
             follows = "name their folder or hub id, and the method follows from the files"
-            how = f"write {word}=MODEL" if methods[word].retokenizes else follows
+            how = f"write {word}=MODEL" if METHODS[word].retokenizes else follows
             raise UsageError(f"--draft {word}: the method needs weights; {how}")
         return DrafterSpec(name=word, method=word)
     spec = model_spec(word)
@@ -115,12 +127,18 @@ def drafter_of(word: str) -> DrafterSpec:
         method = kind_of(open_model(spec)).method or MODEL_METHOD
     except UNREADABLE:
         method = MODEL_METHOD
-        hint = nearest(word, list(methods))
+        hint = nearest(word, METHODS)
         if spec.folder is None and "/" not in word and hint:
             raise UsageError(
                 f"--draft {word}: no such method{hint}, and no model of that name on this machine"
             ) from None
     return DrafterSpec(name=plain_name(spec.source), method=method, model=spec)
+
+
+def with_lookup(drafter: DrafterSpec, lookup: str) -> DrafterSpec:
+    """The drafter together with a lookup, which drafts if it finds something; UsageError."""
+    method = find_method(set_name(drafter.method, lookup)).name
+    return replace(drafter, name=f"{drafter.name}-{lookup}", method=method)
 
 
 def with_unique_names(drafters: Iterable[DrafterSpec]) -> tuple[DrafterSpec, ...]:

@@ -45,7 +45,7 @@ from specbench.fit.loaded_tensors import UnknownError, loaded_difference
 from specbench.inputs.model_spec import without_owner
 from specbench.inputs.pairing import DrafterSpec
 from specbench.library_facts import knows_model_type
-from specbench.methods import Method, all_methods, find_method, kind_of
+from specbench.methods import ONLY_SERVED, Method, all_methods, find_method, kind_of
 from specbench.records import Kind
 
 Level = Literal["refused", "warning", "ok"]
@@ -106,7 +106,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
         if kind.is_model and is_pickle:
             reason = f"{kind.reason}: could be any model; loading checks its tensors"
             yield finding("kind", "warning", method.name, kind.method, reason)
-        elif kind.method != method.name:
+        elif kind.method != method.parts[0]:
             reason = f"it is a {kind.method} head by {kind.reason}; choose its own method for it"
             heads = [head_method.name for head_method in all_methods() if head_method.is_head]
             if kind.method not in heads:
@@ -433,6 +433,8 @@ def _drafter_findings(
     target: ModelFiles, drafter: DrafterSpec, ignored: Collection[str]
 ) -> Iterator[FitFinding]:
     method = find_method(drafter.method)
+    if not method.is_builtin:
+        yield finding("loading", "refused", None, method.name, ONLY_SERVED)
     yield from _guarded(partial(_tree_findings, target, drafter))
     if drafter.model is None and method.model == "required":
         yield finding("model", "refused", reason=f"the method {drafter.method} needs a model")

@@ -15,13 +15,21 @@ from specbench.fit.candidates import (
     DraftCandidate,
     SkippedModel,
     plain_name,
+    with_lookup,
     with_unique_names,
 )
 from specbench.fit.compatibility import Compatibility, FitFinding, Level, finding
 from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, Peak, longest_that_fits
 from specbench.fit.weights import Weights
 from specbench.inputs.pairing import TARGET_ONLY, DrafterSpec, Target
-from specbench.methods import MODEL_METHOD, gguf_draftless, gguf_method
+from specbench.methods import (
+    LOOKUPS,
+    MODEL_METHOD,
+    SET_LOOKUP,
+    find_method,
+    gguf_draftless,
+    gguf_method,
+)
 from specbench.stats.rounds import bytes_per_forward, roofline_s
 
 _BATCH = 512  # prompt tokens per forward pass: llama.cpp's default
@@ -33,11 +41,12 @@ _NOTES = (
 )
 
 
-def discover_gguf(file: GgufFile, folders: Sequence[Path]) -> Discovery:
-    """What can draft for a GGUF file: methods that need no file, its own MTP layers among them, and
-    the files next to it and below `folders`; and files that cannot. UsageError for a missing
-    folder."""
-    drafters = [DrafterSpec(name=method, method=method) for method in gguf_draftless(file)]
+def discover_gguf(file: GgufFile, folders: Sequence[Path], lookups: Sequence[str]) -> Discovery:
+    """What can draft for a GGUF file: its own MTP layers, these lookups, the files next to it and
+    below `folders`, and these together with a lookup; and files that cannot. UsageError for a
+    missing folder."""
+    methods = [m for m in gguf_draftless(file) if m in lookups or m not in LOOKUPS]
+    drafters = [DrafterSpec(name=method, method=method) for method in methods]
     left_out = []
     for path in _paths(file, folders):
         spec = ModelSpec(source=str(path), folder=path.absolute())
@@ -51,6 +60,8 @@ def discover_gguf(file: GgufFile, folders: Sequence[Path]) -> Discovery:
             left_out.append(SkippedModel(source=str(path), reason=str(error)))
         else:
             drafters.append(DrafterSpec(name=plain_name(path.stem), method=method, model=spec))
+    if SET_LOOKUP in lookups:
+        drafters += [with_lookup(d, SET_LOOKUP) for d in drafters if d.method not in LOOKUPS]
     return Discovery(drafters=with_unique_names(drafters), left_out=tuple(left_out))
 
 
@@ -87,7 +98,7 @@ def prepare_gguf(
             if drafter.model is not None:
                 draft = gguf_of(drafter.model)
                 findings += gguf_findings(file, draft)
-            elif drafter.method not in gguf_draftless(file):
+            elif find_method(drafter.method).parts[0] not in gguf_draftless(file):
                 reason = "llama.cpp does not have it, or this file lacks its layers"
                 findings.append(finding("method", "refused", reason=reason))
             plan = plan_gguf(file, draft, drafter, setup)

@@ -65,6 +65,8 @@ def _drafter(drafter: DrafterSpec, target: ModelSpec, folder: Path) -> dict[str,
         }
     if drafter.num_speculative_tokens is not None:
         entry["num_speculative_tokens"] = drafter.num_speculative_tokens
+    if drafter.p_min is not None:
+        entry["p_min"] = drafter.p_min
     if drafter.lossy is not None:
         entry["lossy"] = {"rule": drafter.lossy.name, **drafter.lossy.parameters}
     return entry

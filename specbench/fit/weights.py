@@ -271,15 +271,15 @@ def head_weights(
     size = DTYPE_BYTES[dtype]
     if facts.kept_shapes is not None:
         shapes = facts.kept_shapes(files, target).values()
-        return _weights(sum(map(math.prod, shapes)), size, kv_elements=0)
+        total, unread = sum(map(math.prod, shapes)), facts.num_unread(files)
+        return _weights(total, size, kv_elements=0, looked_up=unread)
     kept = _without_copies(facts.tensors(files), target)
     if facts.num_model_layers is not None:
         per_layer = (kv_elements_per_token(head) or 0) // head.num_layers
         kv_elements = per_layer * facts.num_model_layers(files)
         return _weights(_floats(kept), size, kv_elements=kv_elements)
-    embedding = {
-        name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")
-    }
+    tables = ("embed_tokens.weight", "markov_w1.weight")
+    embedding = {name: header for name, header in kept.items() if name.endswith(tables)}
     return _weights(
         _floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(embedding)
     )

@@ -331,7 +331,7 @@ class FusedLayers:
         `x_NF`. `is_plain`: the tokens are the last of the span in every row. `only` runs just that
         layer. `windows_from_BT` is as in LayerStack.forward, the rest as in Runner.forward.
         """
-        view = self._view(len(positions_BT), span, first_row)
+        view = self.view(len(positions_BT), span, first_row)
         places = self._places(positions_BT, view, first_row, branches)
         # Lookups are hoisted out of the loop over layers to save Python time.
         attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_causally, None)}
@@ -362,7 +362,7 @@ class FusedLayers:
         """Write the keys and values that every layer makes of the same unnormalized states."""
         B, T = positions_BT.shape
         work = self.workspace(B, T, has_queries=False)
-        view = self._view(B, span, first_row)
+        view = self.view(B, span, first_row)
         places = self._places(positions_BT, view, first_row, None)
         for layer, kv in zip(self._key_layers, view.layers, strict=True):
             self.steps.write_keys(work, x_NF, layer, kv, places)
@@ -390,7 +390,8 @@ class FusedLayers:
         sin = torch.cat((-first, second), -1)
         return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, -1)
 
-    def _view(self, B: int, span: int, first_row: int) -> CacheView:
+    def view(self, B: int, span: int, first_row: int) -> CacheView:
+        """The first `span` slots of B rows, starting at `first_row`."""
         known = self._views.get((B, span, first_row))
         if known is not None:
             return known

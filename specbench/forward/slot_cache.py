@@ -213,8 +213,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         B, H, T, D = new_BHTD.shape
         flat_N = self.index.flat_N.to(buffer.device)
         buffer.view(-1, H, D).index_copy_(0, flat_N, new_BHTD.transpose(1, 2).reshape(B * T, H, D))
-        first = self.index.first_row
-        return buffer[first : first + B, : self.index.span].transpose(1, 2)
+        return _part(buffer, B, self.index.span, self.index.first_row)
 
     # The base class requires these. Models do not call them: positions and masks are passed in.
     def get_seq_length(self) -> int:
@@ -228,6 +227,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
         return self.index.span, 0
+
+
+def _part(buffer: Tensor, B: int, span: int, first_row: int) -> Tensor:
+    """The first `span` slots of B rows [B, H, S, D], as a view."""
+    return buffer[first_row : first_row + B, :span].transpose(1, 2)
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -245,6 +249,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         Cache.__init__(self, layers=[SlotLayer(self.index) for _ in range(num_layers)])
         # For LongCat Flash, whose layers have two pairs of keys and values: it adds cache layers.
         self.layer_class_to_replicate = partial(SlotLayer, self.index)
+
+    def keys_values(
+        self, layer: int, num_rows: int, span: int, first_row: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """As in Runner.keys_values."""
+        stored = self.layers[layer]
+        if not stored.is_initialized:
+            return None
+        keys, values = (_part(b, num_rows, span, first_row) for b in (stored.keys, stored.values))
+        return keys, values
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         if self.states is not None:

@@ -10,10 +10,11 @@
         workloads: demo            # a folder of this target's own prompts, or `demo`
         drafters:
           NAME:
-            method: draft_model    # one of `specbench list methods`
+            method: draft_model    # one of `specbench list methods`, or a set: mtp+ngram_mod
             model: demo:draft      # if the method has one, with the target's model keys
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
+            p_min: 0.6             # a chain ends where the draft is less sure
             num_speculative_tokens, note
             source, checked, license, figure  # of an entry that was published
 
@@ -40,7 +41,7 @@ from specbench.inputs.model_spec import (
 )
 from specbench.inputs.pairing import DrafterSpec, Origin, Pairings, Target
 from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, read_yaml, whole
-from specbench.methods import Method, Setting, all_methods
+from specbench.methods import Method, Setting, find_method
 from specbench.records import NO_DRAFTER, LossyRule
 from specbench.records.lossy import RULES
 from specbench.settings.words import MAX_K
@@ -84,7 +85,7 @@ ORIGIN_KEYS = ("source", "checked", "license", "figure")
 FILE_KEYS = ("default", "defaults", "targets")
 DEFAULTS_KEYS = ("dtype", "device_map", _K)
 TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
-DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note", *ORIGIN_KEYS)
+DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "p_min", "lossy", "note", *ORIGIN_KEYS)
 
 _ADDRESS = re.compile(r"https?://[^\s/]+(/\S*)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -134,19 +135,25 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
     if name == NO_DRAFTER:
         value.fail(f"{NO_DRAFTER!r} is the name of the K=0 baseline; choose another")
     keys = value.section(allowed=DRAFTER_KEYS)
-    methods = {method.name: method for method in all_methods()}
-    method = methods[keys.must("method", one_of(tuple(methods)))]
+    method = keys.must("method", _method)
     given = [key for key in MODEL_KEYS if key in keys.entries]
     if method.model == "refused" and given:
         keys.entries[given[0]].fail(f"the method {method.name} takes no model; leave this key out")
     takes_model = method.model == "required" or bool(given)
+    parameters = keys.may("parameters", partial(_parameters, method=method), {})
+    if "p_min" in keys.entries and not method.takes_p_min(parameters):
+        keys.entries["p_min"].fail(
+            f"{method.name} drafts no chain of tokens with probabilities; leave this key out, or "
+            "set `parameters: {tree: chain}` if the method has it"
+        )
     return DrafterSpec(
         name=name,
         method=method.name,
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
-        parameters=keys.may("parameters", partial(_parameters, method=method), {}),
+        parameters=parameters,
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
         lossy=keys.may("lossy", _lossy, None),
+        p_min=keys.may("p_min", number(above=0, most=1), None),
         note=keys.may("note", Value.text, ""),
         origin=_origin(keys),
     )
@@ -165,6 +172,13 @@ def _named(value: Value) -> list[tuple[str, Value]]:
 def _workloads(value: Value) -> Path:
     is_demo = value.text() == "demo"
     return DEMO_WORKLOADS if is_demo else read_folder(value)
+
+
+def _method(value: Value) -> Method:
+    try:
+        return find_method(value.text())
+    except UsageError as wrong:
+        value.fail(str(wrong))
 
 
 def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:

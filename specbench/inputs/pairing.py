@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -35,8 +35,18 @@ class DrafterSpec:
     parameters: Mapping[str, Setting] = field(default_factory=dict)
     num_speculative_tokens: int | None = None  # None: the default of a run
     lossy: LossyRule | None = None  # None: the text is the target's own
+    p_min: float | None = None  # a chain ends where the draft has no likelier token; None: at K
     note: str = ""
     origin: Origin | None = None  # None: an entry of the user
+
+    def at_p_min(self, p_min: float) -> "DrafterSpec":
+        """The drafter that stops at this probability; 0: itself."""
+        return replace(self, name=f"{self.name}-p{p_min:g}", p_min=p_min) if p_min else self
+
+    @property
+    def whole_name(self) -> str:
+        """The name of the drafter that `at_p_min` was applied to."""
+        return self.name.removesuffix(f"-p{self.p_min:g}") if self.p_min else self.name
 
 
 TARGET_ONLY = DrafterSpec(name=NO_DRAFTER, method=NO_DRAFTER)
@@ -90,12 +100,14 @@ class Pairing:
     def sha256(self) -> str:
         """Hash of the entries that results follow from: models, method, parameters, lossy rule."""
         draft = self.drafter.model
-        facts = {
+        facts: dict[str, object] = {
             "models": [_weights(self.target.model), _weights(draft) if draft else None],
             "method": self.drafter.method,
             "parameters": dict(self.drafter.parameters),
             "lossy": str(self.drafter.lossy) if self.drafter.lossy else None,
         }
+        if self.drafter.p_min is not None:
+            facts["p_min"] = self.drafter.p_min
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

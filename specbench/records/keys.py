@@ -219,6 +219,14 @@ AXES: Mapping[str, Axis] = {
         allowed_by=("variant",),
         default=None,
     ),
+    "p_min": Axis(
+        "draft.p_min",
+        "drafting stops where the draft has no likelier token; absent: at K",
+        low=0,
+        in_id="p{key.draft.p_min:g}",
+        allowed_by=("drafter",),
+        default=None,
+    ),
     "lossy": Axis(
         "draft.lossy",
         "the rule that changes the target's distribution; absent: lossless",
@@ -256,6 +264,7 @@ class DraftConfig:
     method: str
     length: Length
     lossy: str | None = None  # the rule that changes the target's distribution, as text
+    p_min: float | None = None  # as in DrafterSpec
 
     none: ClassVar["DraftConfig"]  # K = 0: the same for all drafters
 

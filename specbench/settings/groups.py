@@ -50,6 +50,12 @@ def _draft(text: str) -> "DraftSettings":
     return DraftSettings(num_speculative_tokens=fixed, adaptive=adaptive)
 
 
+def _program(text: str) -> Path:
+    """A program by its whole path, so that one in the working folder is not looked for on PATH."""
+    path = Path(text).expanduser()
+    return path.absolute() if path.is_file() else path
+
+
 # Options that other commands also have.
 PairingNames = Annotated[
     tuple[str, ...],
@@ -172,6 +178,8 @@ EngineCommand = Annotated[
 EnginePython = Annotated[
     Path | None,
     Option(
+        read=_program,
+        placeholder="PATH",
         help="Python of the engine's environment, or the server's program.",
         shown="the engine on the PATH",
     ),

@@ -162,6 +162,19 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(temperatures))
 
 
+def parse_p_mins(text: str) -> tuple[float, ...]:
+    """`0.6` or `0,0.6,0.8`: probabilities, each once."""
+    try:
+        p_mins = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        p_mins = (-1.0,)
+    if not all(0 <= p_min <= 1 for p_min in p_mins):
+        raise UsageError(
+            f"--draft-p-min {text!r}: expected probabilities from 0 (off) to 1, such as 0,0.6,0.8"
+        )
+    return tuple(dict.fromkeys(p_mins))
+
+
 def parse_device(text: str) -> str:
     """`auto`, `cpu`, `cuda` or `cuda:1`."""
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:

@@ -23,7 +23,7 @@ from specbench.doc import Doc
 
 SIGNIFICANCE = 0.05
 MIN_RUNS = 8  # with fewer, even the clearest step is too common among permutations
-_MIN_LEVEL = 3  # runs on each side of a step
+MIN_LEVEL = 3  # runs on each side of a step
 _NUM_PERMUTATIONS = 999
 _EQUAL = 1e-12  # relative to the scale of the values: smaller differences are rounding
 
@@ -77,15 +77,15 @@ def analyze_series(values: Sequence[float]) -> SeriesAnalysis:
 
 def _splits(series: Values, first: int, rng: np.random.Generator) -> list[tuple[int, float]]:
     """The index and p-value of every significant split, found recursively in both parts."""
-    if len(series) < 2 * _MIN_LEVEL:
+    if len(series) < 2 * MIN_LEVEL:
         return []
-    gains = _gains(series[None])[0]
+    gains = split_gains(series[None])[0]
     shuffled = rng.permuted(np.tile(series, (_NUM_PERMUTATIONS, 1)), axis=1)
-    num_as_large = int((_gains(shuffled).max(1) >= gains.max() * (1 - _EQUAL)).sum())
+    num_as_large = int((split_gains(shuffled).max(1) >= gains.max() * (1 - _EQUAL)).sum())
     p_value = (1 + num_as_large) / (1 + _NUM_PERMUTATIONS)
     if p_value > SIGNIFICANCE:
         return []
-    at = _MIN_LEVEL + int(gains.argmax())
+    at = MIN_LEVEL + int(gains.argmax())
     return [
         (first + at, p_value),
         *_splits(series[:at], first, rng),
@@ -93,13 +93,13 @@ def _splits(series: Values, first: int, rng: np.random.Generator) -> list[tuple[
     ]
 
 
-def _gains(series_RN: Values) -> Values:
+def split_gains(series_RN: Values) -> Values:
     """The sum of squares that each split explains [R, S]: n1 n2 / n (mean1 - mean2)**2.
 
     R series of N runs, S splits.
     """
     N = series_RN.shape[1]
-    ends_S = np.arange(_MIN_LEVEL, N - _MIN_LEVEL + 1)
+    ends_S = np.arange(MIN_LEVEL, N - MIN_LEVEL + 1)
     centered_RN = series_RN - series_RN.mean(1, keepdims=True)
     sums_RS = np.cumsum(centered_RN, axis=1)[:, ends_S - 1]
     gains: Values = sums_RS**2 * N / (ends_S * (N - ends_S))

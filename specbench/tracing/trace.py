@@ -220,6 +220,7 @@ class DrafterTrace:
         num_rows = max(1, min(most, max(text.num_starts for text in texts)))
         runner = resources.runner
         self._shares_cache = runner is not None and runner.cache is target.cache
+        self._copies_target = self._shares_cache or capabilities.reads_target_cache
         has_states = runner is not None and runner.most_drafts is not None
         if has_states:  # row 0 keeps the states of all starts
             num_rows = min(num_rows, _MOST_STATES)
@@ -227,7 +228,7 @@ class DrafterTrace:
         self._rows = Rows(target, drafter, num_rows=1, capacity=capacity, eos_ids=())
         self._rows.begin(1, num_rows + num_drafts)
         drafter.allocate(num_rows, capacity)
-        if self._shares_cache:
+        if self._copies_target:
             target.allocate(num_rows, capacity)
         self._starts = State.allocate(num_rows, capacity, [], target.device)
         self._last: tuple[int, ...] = ()  # prompt and output of the last turn
@@ -314,7 +315,7 @@ class DrafterTrace:
                 drafter.observe(row_0, self._outcome(text_C, num_prompt + start, forward, span))
             if row < len(starts):
                 drafter.copy_row(0, row, num_prompt + start + 1)
-                if self._shares_cache:
+                if self._copies_target:
                     self._target.copy_row(0, row, num_prompt + start + 1)
         order = [starts[-1], *starts[:-1]]
         state = self._state_at(text, text_C, order)

@@ -62,8 +62,9 @@ async def windows(
         try:
             counted = await server.counters()
         except ServerError as error:
+            if last is not None:
+                yield str(error)
             last = None
-            yield str(error)
             continue
         since = None if last is None else counted.since(last)
         if since is None or since.spans_restart:

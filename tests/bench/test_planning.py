@@ -131,6 +131,33 @@ def test_a_method_that_one_of_two_engines_lacks_is_a_warning(tmp_path: Path) -> 
     assert plan_warnings(planned(tmp_path, "transformers", names=("big/copy",))) == ()
 
 
+def test_a_set_is_measured_by_the_engine_that_has_it_at_its_own_usual_k(tmp_path: Path) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        PAIRINGS + "      set: {method: draft_model+ngram_mod, model: owner/small}\n"
+        "      cache: {method: ngram_cache}\n"
+    )
+    settings = settings_of(
+        pairings=("big",),
+        workloads=("chat",),
+        engines=("builtin", "llama_cpp"),
+        num_speculative_tokens=(0, 1, 2),
+        is_default_range=True,
+    )
+    pairings = load_pairings(tmp_path / "pairings.yaml").select(["big"])
+    (plan,) = plan_run(settings, pairings).targets
+    ks: dict[tuple[str, str], set[int]] = {}
+    for cell in plan.all_cells:
+        key = cell.key
+        ks.setdefault((key.condition.engine, key.draft.drafter), set()).add(key.draft.k)
+    assert ks["llama_cpp", "set"] == {16, 48}
+    assert ks["llama_cpp", "cache"] == {8}
+    assert not {("builtin", "set"), ("builtin", "cache")} & {*ks}
+    assert plan.in_process is not None
+    assert {"set", "cache"}.isdisjoint(p.drafter.name for p in plan.in_process.pairings)
+    too_deep = {Kind.K_TOO_DEEP(pairing=f"big/{name}", k=1) for name in ("set", "cache")}
+    assert too_deep.isdisjoint(plan.left_out)
+
+
 def test_a_default_range_measures_only_the_running_k(tmp_path):
     plan = plan_of(tmp_path, (0, 4), is_default_range=True)
     assert {cell.key.draft.k for cell in plan.all_cells} == {DraftConfig.none.k, 4}

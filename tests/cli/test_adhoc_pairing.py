@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specbench.cli.export import measured_deployment
 from specbench.errors import UsageError
+from specbench.export.winner import Selection
 from specbench.inputs.stored_targets import pairings_of
 from specbench.runs import load_run
 from tests.cli.calls import specbench
@@ -59,6 +61,42 @@ def test_an_interrupted_ad_hoc_run_resumes_without_model_options(
     assert again.code in (0, 3), again.err
 
 
+@pytest.mark.slow
+def test_each_p_min_is_a_drafter_of_its_own_and_an_export_knows_it(tiny: Path, tmp_path: Path):
+    ran = specbench(
+        "run --target target --draft draft,ngram --draft-p-min 0,0.3",
+        *("-w", "prompts.jsonl", "-k", "3", "--runs-dir", tmp_path / "out", *SMALL),
+        cwd=tiny,
+    )
+    assert ran.code in (0, 3), ran.err
+    stored = load_run("latest", tmp_path / "out")
+    names = ("target/draft", "target/draft-p0.3", "target/ngram")
+    assert stored.run.settings.workload.pairings == names
+    assert {p.drafter.name: p.drafter.p_min for p in pairings_of(stored.run).all} == {
+        "draft": None,
+        "draft-p0.3": 0.3,
+        "ngram": None,
+    }
+    p_mins = {cell.key.draft.drafter: cell.key.draft.p_min for cell in stored.run.cells}
+    assert p_mins == {"none": None, "draft": None, "draft-p0.3": 0.3, "ngram": None}
+    drafted = {name: 0 for name in p_mins}
+    texts: dict[str, set[tuple[int, ...]]] = {name: set() for name in p_mins}
+    for block in stored.blocks:
+        for request in block.requests:
+            (name,) = (c.key.draft.drafter for c in stored.run.cells if c.key.id == request.cell_id)
+            drafted[name] += sum(request.rounds.num_drafted)
+            texts[name].add(request.output_ids)
+    assert drafted["draft-p0.3"] < drafted["draft"]
+    assert all(of == texts["none"] for of in texts.values())
+    chosen = measured_deployment(
+        tuple(p for p in pairings_of(stored.run).all if p.drafter.p_min is None),
+        Selection(),
+        str(stored.folder),
+        tmp_path / "out",
+    )[0]
+    assert chosen.pairing.name in names
+
+
 def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
     ran = specbench(
         "sweep-k --target ./target --method ngram --dry-run",
@@ -76,6 +114,8 @@ def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
         ("--target ./target --draft ''", "--draft is empty"),
         ("--draft ./draft", "--draft './draft' needs --target MODEL"),
         ("tiny --target ./target", "--target ./target: leave out tiny"),
+        ("--target ./target --draft draft --draft-p-min 2", "--draft-p-min '2': expected"),
+        ("--target ./target --draft ngram --draft-p-min 0.5", "target/ngram draft no chain"),
         ("--target ./target --draft a b", "type --draft a --draft b"),
         ("--target ./nowhere", "the folder ./nowhere does not exist"),
         ("--target ./target --draft eagle", "--draft eagle: the method needs weights"),

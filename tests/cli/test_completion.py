@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.methods import all_methods
+from specbench.methods import listed_methods
 from specbench.settings.words import ENGINES, EXPORTED
 from tests.cli.calls import specbench
 from tests.test_layering import HEAVY, modules_after
@@ -81,7 +81,7 @@ def test_shells_complete_commands(variables: dict[str, str], tmp_path: Path) -> 
         ("run --engine ", [*ENGINES]),
         ("verify --engine builtin,v", ["builtin,vllm"]),
         ("export big --engine ", [*EXPORTED]),
-        ("run --method ", [method.name for method in all_methods()]),
+        ("run --method ", [method.name for method in listed_methods()]),
         *((f"{command} 2026112", [*RUNS]) for command in ("report", "recommend", "baseline")),
         ("report 20261121-010203-a1b2 20261122", [RUNS[1]]),
         ("check baseline.json 20261122", [RUNS[1]]),

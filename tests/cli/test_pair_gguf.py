@@ -1,11 +1,20 @@
 """`specbench pair` with GGUF files: what llama.cpp compares, the plan, and exit codes."""
 
 import json
+import shlex
+import sys
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specbench.bench.served import running
+from specbench.metrics import aggregate
+from specbench.servers import process, traffic
+from tests.bench.fake_runs import write_prompts
+from tests.bench.served import fake_llama as fake_llama_server
 from tests.cli.calls import specbench
 from tests.examples import ROOT, examples
 from tests.gguf_files import HIDDEN, KV_BYTES, NUM_TOKENS, TOKENS, write_gguf
@@ -205,6 +214,9 @@ def folder_of_files(folder: Path) -> None:
     write_gguf(folder / "t.gguf", tensors={**large, "blk.0.nextn.eh_proj.weight": (32, 2)}, **mtp)
     write_gguf(folder / "small.gguf", tensors=small)
     write_gguf(folder / "head.gguf", tensors=small, **EAGLE3)
+    flash, markov = {"general__architecture": "dflash"}, {"markov_w1.weight": (32, 2)}
+    write_gguf(folder / "block.gguf", tensors=small, **flash)
+    write_gguf(folder / "spark.gguf", tensors={**small, **markov}, **flash)
     write_gguf(folder / "layers.gguf", tensors={"blk.1.nextn.eh_proj.weight": (32, 2)}, **mtp)
     write_gguf(folder / "as-large.gguf", tensors={"token_embd.weight": (HIDDEN, 2 * NUM_TOKENS)})
     write_gguf(folder / "eyes.gguf", general__architecture="clip", general__type="mmproj")
@@ -214,7 +226,7 @@ def folder_of_files(folder: Path) -> None:
 
 
 SERVER_HELP = """#!/bin/sh
-echo "--spec-type none,draft-simple,draft-mtp,ngram-simple,ngram-mod"
+echo "--spec-type none,draft-simple,draft-mtp,draft-dspark,draft-new,ngram-simple,ngram-mod"
 echo "    comma-separated list of types of speculative decoding to use"
 """
 
@@ -223,8 +235,7 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
     folder_of_files(tmp_path)
     (server := tmp_path / "server").write_text(SERVER_HELP)
     server.chmod(0o755)
-    words = ("pair t.gguf --dry-run --json --engine-python", str(server))
-    ran = specbench(*words, cwd=tmp_path)
+    ran = specbench("pair t.gguf --dry-run --json --engine-python ./server", cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(ran.out)
     found = {d["drafter"]: (d["method"], d["level"]) for d in document["drafters"]}
@@ -234,13 +245,75 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
         "small": ("draft_model", "ok"),
         "layers": ("mtp", "ok"),
         "head": ("eagle3", "refused"),  # this server has no draft-eagle3
+        "block": ("dflash", "refused"),
+        "spark": ("dspark", "ok"),
+        "ngram_mod": ("ngram_mod", "ok"),
+        "mtp-ngram_mod": ("mtp+ngram_mod", "ok"),
+        "small-ngram_mod": ("draft_model+ngram_mod", "ok"),
+        "layers-ngram_mod": ("mtp+ngram_mod", "ok"),
+        "head-ngram_mod": ("eagle3+ngram_mod", "refused"),
+        "block-ngram_mod": ("dflash+ngram_mod", "refused"),
+        "spark-ngram_mod": ("dspark+ngram_mod", "ok"),
     }
     assert all(d["memory"] for d in document["drafters"] if d["level"] == "ok")
     left_out = {Path(skipped["source"]).name for skipped in document["left_out"]}
     assert left_out == {
         *("as-large.gguf", "eyes.gguf", "lora.gguf", "half-00001-of-00002.gguf"),
-        *("split-00002-of-00002.gguf", "--spec-type ngram-mod"),
+        *("split-00002-of-00002.gguf", "--spec-type draft-new"),
     }
+
+
+def test_a_set_of_a_file_and_a_lookup_can_be_named(tmp_path: Path) -> None:
+    folder_of_files(tmp_path)
+    words = "pair t.gguf --draft small.gguf+ngram,mtp+ngram_map_k,ngram_cache --dry-run --json"
+    document = json.loads(specbench(words, cwd=tmp_path).out)
+    found = {d["drafter"]: (d["method"], bool(d["model"])) for d in document["drafters"]}
+    assert found == {
+        "small.gguf-ngram": ("draft_model+ngram", True),
+        "mtp-ngram_map_k": ("mtp+ngram_map_k", False),
+        "ngram_cache": ("ngram_cache", False),
+    }
+
+
+def fake_llama(folder: Path) -> Path:
+    """A llama-server that drafts three times as well with a model as with a lookup."""
+    (server := folder / "llama-server").write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m {fake_llama_server.__name__} "$@"\n'
+    )
+    server.chmod(0o755)
+    return server
+
+
+def test_the_fastest_set_is_measured_and_its_command_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LONGEST_S", 0.0)  # warm-up
+    monkeypatch.setattr(traffic, "PAUSE_S", inf)  # a busy machine's leave requests out
+    monkeypatch.setattr(aggregate, "MAX_CLIENT_LAG", inf)  # and make cells client-bound
+    monkeypatch.setattr(process, "POLL_S", 0.01)
+    large, small = {"token_embd.weight": (HIDDEN, NUM_TOKENS)}, {"token_embd.weight": (32, 32)}
+    write_gguf(tmp_path / "t.gguf", tensors=large)
+    write_gguf(tmp_path / "small.gguf", tensors=small)
+    prompts = write_prompts(tmp_path / "talk.jsonl", [f"prompt {i}" for i in range(12)])
+    server = fake_llama(tmp_path)
+    ran = specbench(
+        "pair t.gguf --draft ngram,small.gguf+ngram_mod -k 0,4 --max-new-tokens 32",
+        *("-w", prompts, "--engine-python", server, "--engine-args", "-ngl 99"),
+        *("--plan-context", "512", "--time-budget", "15s", "--json"),
+        cwd=tmp_path,
+    )
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    ranking = [(entry["drafter"], entry["num_speculative_tokens"]) for entry in document["ranking"]]
+    assert ranking[0] == ("small.gguf-ngram_mod", 4)
+    assert document["ranking"][0]["speedup"] > document["ranking"][1]["speedup"]
+    words = shlex.split(document["command"])
+    flags = dict(pairwise(words))
+    assert words[0] == str(server)
+    assert flags["--model-draft"] == "small.gguf"
+    assert flags["--spec-type"] == "draft-simple,ngram-mod"
+    assert (flags["--spec-draft-n-max"], flags["--spec-ngram-mod-n-max"]) == ("3", "4")
+    assert (flags["--ctx-size"], flags["-ngl"]) == ("512", "99")
 
 
 def test_a_server_that_lists_no_types_refuses_no_method(tmp_path: Path) -> None:

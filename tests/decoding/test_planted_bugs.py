@@ -37,6 +37,7 @@ greedy = partial(checks.greedy_check, Perturbed)
 p_of_sampled = partial(
     checks.sampled_p, k=4, num_samples=NUM_SAMPLES // 2
 )  # drafts come with their probabilities
+p_of_stopping = partial(p_of_sampled, p_min=0.3)
 greedy_tree = partial(checks.greedy_check, tree=(2, 2))
 # Siblings are rejected one after the other.
 p_of_sampled_trees = partial(checks.sampled_p, k=3, num_samples=NUM_SAMPLES // 2, tree=(3, 2))
@@ -52,6 +53,7 @@ def test_the_unmodified_decoder_passes_every_check() -> None:
     greedy_tree()
     assert p_of_sampled() > 1e-3
     assert p_of_sampled_trees() > 1e-3
+    assert p_of_stopping() > 1e-3
     assert one_draft_p_value() > 1e-3
 
 
@@ -227,6 +229,20 @@ DISTRIBUTION_TREE_BUGS = {
         "chance_BK * p_BK <= q_BK",
     ),
 }
+
+
+# The drawn token itself decides whether it is dropped.
+UNLIKELY_DROPPED = (
+    growth.grow_chain,
+    "drafts.append(tokens_B1)",
+    "drafts.append(tokens_B1); "
+    "sure[-1] = sure[-1] & (probs_B1V.gather(-1, tokens_B1[..., None])[..., 0] >= p_min)",
+)
+
+
+def test_dropping_drafts_that_are_unlikely_changes_the_distribution(plant: Plant) -> None:
+    plant(*UNLIKELY_DROPPED)
+    assert p_of_stopping() < 1e-6
 
 
 @pytest.mark.sampled(one_in=3)

@@ -29,7 +29,7 @@ from tests.decoding.lossless import (
     sampled_model,
     sampled_p_value,
 )
-from tests.drafters.variants import VARIANTS, Variant
+from tests.drafters.variants import STOPPING, VARIANTS, Variant
 
 CUT = Sampling(temperature=1.3, top_k=5, top_p=0.8)
 # A drafter that is missing here fails the test of texts that are equal.
@@ -41,6 +41,8 @@ WITH_PROBABILITIES = (
     "eagle3, chain",
     "eagle3, static",
     "mtp",
+    "dspark",
+    "gemma4_mtp",
     "self_speculation",
     "draft_model, tree 3 2",
     "self_speculation, tree 3 2",
@@ -56,6 +58,7 @@ CASES = [
     ("draft_model without its distribution", 4, WARM),
     ("eagle", 4, WARM),  # a tree without probabilities
     (PEAGLE, 4, CUT),
+    *((str(variant), 4, WARM) for variant in STOPPING),
 ]
 FALSE_ALARM = 1e-3 / (2 * len(CASES))
 NUM_EQUAL = 256  # texts that are compared one by one
@@ -70,7 +73,7 @@ def drafter_for(name: str, bench: SamplingBench) -> Drafter:
     """The drafter of pairings.yaml; or a draft model whose guesses the verifier must match."""
     if name == "draft_model without its distribution":
         return WithoutProbs(make_drafter("draft_model", bench.target, bench.draft))
-    chosen = {str(variant): variant for variant in VARIANTS}.get(name)
+    chosen = {str(variant): variant for variant in (*VARIANTS, *STOPPING)}.get(name)
     method, parameters = (chosen.method, chosen.parameters) if chosen else (name, {})
     return make_drafter(method, bench.target, bench.draft, **parameters)
 
@@ -82,6 +85,7 @@ IN_EVERY_RUN = {
     ("draft_model without its distribution", 4, WARM): NUM_SAMPLES // 2,
     (CHAIN, 4, CUT): NUM_SAMPLES,  # warm ones: test_planted_bugs.py
     (TREE, 4, CUT): NUM_SAMPLES // 2,
+    (str(STOPPING[0]), 4, WARM): NUM_SAMPLES // 2,
 }
 
 

@@ -20,6 +20,7 @@ class PlainDFlash:
     causal: Sequence[bool] = (False, False)
     embedding_scale = 1.0
     from_current = False  # windows count back from the current token
+    drafts_first = False  # the current token's place also gives a draft
 
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
         self.model, self.config, self.tensors = model, checkpoint.config, checkpoint.tensors
@@ -27,8 +28,9 @@ class PlainDFlash:
     @torch.no_grad()
     def logits(self, text: Sequence[int], k: int) -> Tensor:
         """Logits [K, V] of the k tokens after a text, whose last token the target has not read."""
-        facts = self.config["dflash_config"]
-        block = torch.tensor([text[-1], *[facts["mask_token_id"]] * k])
+        facts = self.config.get("dflash_config", self.config)
+        masks = [facts["mask_token_id"]] * (k - self.drafts_first)
+        block = torch.tensor([text[-1], *masks])
         states_NF = self.model.get_input_embeddings().weight[block] * self.embedding_scale
         if len(text) > 1:
             ids_1T = torch.tensor([text[:-1]])
@@ -42,7 +44,8 @@ class PlainDFlash:
         for i in range(self.config["num_hidden_layers"]):
             seen_NS = self.seen(i, len(context_TF), len(block))
             states_NF = self.layer(f"layers.{i}.", context_TF, states_NF, seen_NS)
-        return self.norm(states_NF[1:], "norm") @ self.model.get_output_embeddings().weight.T
+        states_KF = states_NF[0 if self.drafts_first else 1 :]
+        return self.norm(states_KF, "norm") @ self.model.get_output_embeddings().weight.T
 
     def seen(self, i: int, T: int, N: int) -> Tensor:
         """The part of the context and the block that layer i sees."""

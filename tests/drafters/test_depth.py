@@ -31,6 +31,7 @@ SIZES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("medusa", {"num_heads": 5, "num_layers": 2}, {"max_drafts": 2}),
     ("dflash", {"block_size": 2}, {}),
     ("dflash", {"block_size": 7}, {}),
+    ("dspark", {"block_size": 7}, {}),
     ("mtp", {"num_layers": 2}, {}),
 ]
 

@@ -209,7 +209,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"dflash_config": {**MASK, "attention_sink_bias": True}},
         "attention_sink_bias is true",
     ),
-    "a relative of speculators": ({"speculators_model_type": "dspark"}, "type is dspark"),
+    "a relative of speculators": ({"speculators_model_type": "dflash2"}, "type is dflash2"),
     "no mask": ({"dflash_config": {"target_layer_ids": [1]}}, "config.json has no mask_token_id"),
     "layers beyond the target's": (
         {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 3}},

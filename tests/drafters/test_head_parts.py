@@ -76,6 +76,11 @@ CASES = {
     "mtp, more layers than drafts": Case(
         "mtp", 2, [(3, 1, "observe"), (1, 1, "layer 1")], head={"num_layers": 3}, family="mimo"
     ),
+    "gemma4_mtp": Case("gemma4_mtp", 4, [(1, 4, "draft")]),
+    "dspark": Case(
+        *("dspark", 3, [(4, 1, "observe"), (3, 1, "block"), (1, 3, "bias")]),
+        head={"num_layers": 2},
+    ),
     "dflash": Case("dflash", 3, [(4, 1, "observe"), (4, 1, "block")], head={"num_layers": 2}),
 }
 

@@ -18,7 +18,7 @@ from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Foreseeing
 from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos
 from tests.decoding.models import exact_llama, generated, ragged_prompts, random_prompt
-from tests.drafters.variants import VARIANTS, Variant
+from tests.drafters.variants import STOPPING, VARIANTS, Variant
 
 BUDGETS = (24, 3, 17, 24)
 
@@ -52,7 +52,7 @@ def requests() -> list[Request]:
 @pytest.mark.sampled(one_in=3, every=["variant", "k"])
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", [*VARIANTS, *STOPPING], ids=str)
 def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: int) -> None:
     target, draft, texts = subject()
 

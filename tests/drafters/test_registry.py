@@ -13,7 +13,7 @@ import pytest
 from specbench import drafters
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.errors import UsageError
-from specbench.methods import METHODS, Method, all_methods, find_method
+from specbench.methods import METHODS, Method, all_methods, find_method, listed_methods
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import must_not_load
 
@@ -52,7 +52,8 @@ def test_the_drafters_are_listed_without_torch() -> None:
 def test_the_drafters_folder_has_one_file_per_method() -> None:
     listed = {path.stem for path in FOLDER.iterdir() if path.suffix == ".py" or path.is_dir()}
 
-    assert listed - {"__pycache__"} == {*METHODS, "__init__", "registry", "shared"}
+    methods = {method.name for method in all_methods()}
+    assert listed - {"__pycache__"} == {*methods, "__init__", "registry", "shared"}
 
 
 @pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
@@ -64,14 +65,31 @@ def test_a_methods_parameters_are_the_keyword_only_arguments_of_its_class(method
     assert all(a.default is Arg.empty for a in by_keyword)
 
 
-@pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_row_has_a_summary_and_allows_its_own_defaults(method: Method) -> None:
     assert method.summary
     assert all(p.description and p.complaint(p.default) is None for p in method.parameters)
+    assert len({p.name for p in method.parameters}) == len(method.parameters)
+
+
+def test_a_set_drafts_with_the_model_of_one_method_and_has_the_parameters_of_both() -> None:
+    made, first = find_method("mtp+ngram_mod"), find_method("mtp")
+    assert (made.parts, made.model, made.head) == (("mtp", "ngram_mod"), first.model, first.head)
+    given = made.settings({"min_drafts": 5})
+    assert given == {"match_length": 24, "min_drafts": 5, "model_drafts": 3}
+    assert made.shape({}, 3) == first.shape({}, 3)
+    assert made not in (*all_methods(), *listed_methods())
+
+
+@pytest.mark.parametrize("method", ["ngram_mod", "draft_model+ngram"])
+def test_methods_of_serving_engines_are_not_built(method: str) -> None:
+    parts = Parts(target=CountingRunner(), draft_runner=must_not_load, checkpoint=must_not_load)
+    with pytest.raises(UsageError, match="--engine"):
+        build_drafter(method, parts, {})
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"unknown method 'eagle9'.*draft_model.*ngram"):
+    with pytest.raises(UsageError, match=r"'eagle9', did you mean 'eagle'.*draft_model.*ngram"):
         find_method("eagle9")
 
 
@@ -134,7 +152,9 @@ def test_a_draft_model_is_loaded_only_when_its_drafter_is_built() -> None:
         ("peagle", {}, 4, 4, 2),  # and one over masks all others
         ("medusa", {"tree": "chain"}, 4, 4, 1),
         ("dflash", {}, 4, 4, 2),
+        ("dspark", {}, 4, 4, 2),
         ("mtp", {}, 4, 4, 4),
+        ("gemma4_mtp", {}, 4, 4, 4),
         ("ngram", {}, 4, 4, 0),
         ("lookahead", {"window": 5, "ngram": 5, "guesses": 5}, 4, 39, 0),
         ("token_recycling", {"max_drafts": 80}, 4, 80, 0),

@@ -24,6 +24,18 @@ _TREES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Chains that end where the draft is less sure.
+_STOPPING: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{method}, p_min 0.3": (method, {"p_min": 0.3, **parameters})
+    for method, parameters in (
+        ("draft_model", {}),
+        ("dflash", {}),
+        ("eagle", {"tree": "chain"}),
+        ("mtp", {}),
+    )
+}
+
+
 class Variant(NamedTuple):
     """A drafter with its parameters; `str` is the name of its tests."""
 
@@ -39,3 +51,4 @@ VARIANTS = [
     *(Variant(method.name, method.name, {}) for method in all_methods()),
     *(Variant(name, *of) for name, of in _TREES.items()),
 ]
+STOPPING = [Variant(name, *of) for name, of in _STOPPING.items()]

@@ -21,6 +21,8 @@ MODELS = {
     "peagle": "org/Big-P-EAGLE",
     "medusa": "org/Big-Medusa",
     "dflash": "org/Big-DFlash",
+    "dspark": "org/Big-DSpark",
+    "gemma4_mtp": "org/Big-assistant",
 }
 ONE, SEVERAL = (Tier(None, 4),), (Tier(1, 5), Tier(4, 3), Tier(16, 0))
 
@@ -35,7 +37,7 @@ def deployment(
     target: Target = TARGET,
     **parameters: Setting,
 ) -> Deployment:
-    source = MODELS.get(method)
+    source = MODELS.get(method.partition("+")[0])  # of a set of two: that of the first
     drafter = DrafterSpec(
         name="drafter",
         method=method,

@@ -12,7 +12,7 @@ from specbench.engines.deployment import Export
 from specbench.settings import EXPORTED, TRANSFORMERS
 
 # transformers' methods between different tokenizers; each has its temperature.
-SAME_TOKENIZER = ("draft_model", "mtp", "dflash", "ngram", "self_speculation")
+SAME_TOKENIZER = ("draft_model", "mtp", "dflash", "gemma4_mtp", "ngram", "self_speculation")
 BETWEEN_TOKENIZERS = {"string_match": 0.0, "token_intersection": 0.7}
 
 SCHEMAS = {

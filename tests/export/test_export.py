@@ -41,6 +41,20 @@ def losses(made):
     return " | ".join(made.not_expressed)
 
 
+def test_a_chain_that_ends_early_is_exported_to_engines_that_have_it():
+    made = deployment("draft_model")
+    drafter = made.pairing.drafter.at_p_min(0.6)
+    stopping = replace(made, pairing=replace(made.pairing, drafter=drafter))
+    assert flag(exported("llama_cpp", stopping), "--spec-draft-p-min") == "0.6"
+    assert flag(exported("llama_cpp", stopping, "2026-04"), "--draft-p-min") == "0.6"
+    program = exported("transformers", stopping).config.text
+    assert "assistant_confidence_threshold=0.6" in program
+    for engine in ("vllm", "sglang", "tensorrt_llm"):
+        with pytest.raises(UsageError, match=rf"{engine} has no p_min.*llama_cpp"):
+            exported(engine, stopping)
+        assert exported(engine, replace(stopping, tiers=(Tier(None, 0),)))
+
+
 def test_vllm_takes_k_per_batch_size_without_gaps():
     made = exported("vllm", deployment("eagle3", tiers=SEVERAL, tree="chain"))
     assert config_of(made) == {

@@ -1,6 +1,7 @@
 """Every export is accepted by the engine's recorded parser."""
 
 import ast
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import GenerationConfig
 from specbench.engines.deployment import Deployment, Tier
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
-from specbench.methods import all_methods
+from specbench.methods import METHODS as ALL_METHODS
 from specbench.shipped import shipped
 from tests.export.deployments import ONE, SEVERAL, deployment, exported
 from tests.export.recorded_parser import (
@@ -20,8 +21,6 @@ from tests.export.recorded_parser import (
     SERVERS,
     parse,
 )
-
-ALL_METHODS = tuple(method.name for method in all_methods())
 
 
 def every_setting(method: str) -> list[Deployment]:
@@ -38,7 +37,7 @@ def every_setting(method: str) -> list[Deployment]:
 def test_servers_take_every_method_that_they_have(engine, method):
     for made in every_setting(method):
         if made.k and method not in METHODS[engine]:
-            with pytest.raises(UsageError, match=f"{engine}.*{method}.*nearest: "):
+            with pytest.raises(UsageError, match=f"{engine}.*{re.escape(method)}.*nearest: "):
                 exported(engine, made)
         else:
             parse(exported(engine, made))
@@ -94,6 +93,21 @@ def test_llama_cpp_before_may_2026_gets_its_own_flags(method):
         parse(exported("llama_cpp", deployment(method)), old)
 
 
+FIRST_BUILDS = {"gemma4_mtp": ("2026-06-08", "b9568"), "dspark": ("2026-07-28", "b10236")}
+
+
+@pytest.mark.parametrize("method", FIRST_BUILDS)
+def test_llama_cpp_without_a_method_is_refused(method):
+    for version in FIRST_BUILDS[method]:
+        made = exported("llama_cpp", deployment(method), version)
+        parse(made)
+    newest = exported("llama_cpp", deployment(method))
+    assert newest.written_for == f"builds since {FIRST_BUILDS[method][0]}"
+    for version in ("2026-05-16", "2026-06-07", "b9300"):
+        with pytest.raises(UsageError, match=FIRST_BUILDS[method][0]):
+            exported("llama_cpp", deployment(method), version)
+
+
 IN_TRANSFORMERS = [(m, t) for m in SAME_TOKENIZER for t in (0.0, 0.7)]
 IN_TRANSFORMERS += BETWEEN_TOKENIZERS.items()
 
@@ -107,7 +121,9 @@ def test_generation_configs_are_built_by_transformers_itself(method, temperature
         for node in ast.walk(ast.parse(made.config.text))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GenerationConfig"
     ]
-    assert len(calls) == (2 if method in ("draft_model", "dflash", *BETWEEN_TOKENIZERS) else 1)
+    assert len(calls) == (
+        2 if method in ("draft_model", "dflash", "gemma4_mtp", *BETWEEN_TOKENIZERS) else 1
+    )
     options: dict[str, object] = {}
     for call in calls:
         keywords = {kw.arg: ast.literal_eval(kw.value) for kw in call.keywords}

@@ -22,7 +22,7 @@ from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
 from tests.tiny_models import VOCAB_SIZE, change_config, files_of, write_head, write_model
 
-METHODS = ("eagle", "eagle3", "peagle", "medusa", "dflash", "mtp")
+METHODS = ("eagle", "eagle3", "peagle", "medusa", "dflash", "dspark", "mtp", "gemma4_mtp")
 IDS = "eagle_aux_hidden_state_layer_ids"
 # Method, what its config says, the field that the refusal names.
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [
@@ -60,10 +60,22 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"dflash_config": {"target_layer_ids": [1], "mask_token_id": -1}}, "mask_token_id"),
     ("dflash", {"block_size": 1}, "block_size"),
     ("dflash", {"output_multiplier": True}, "output_multiplier"),
+    ("dspark", {"markov_rank": "x"}, "markov_rank"),
+    ("dspark", {"markov_rank": 10**9}, "markov_w1"),
+    ("dspark", {"markov_head_type": "rnn"}, "markov_head_type"),
+    ("dspark", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ("dspark", {"target_layer_ids": [99]}, "target_layer_ids"),
     ("mtp", {"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers"),
     ("mtp", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
     ("mtp", {"text_config": [1]}, "text_config"),
     ("mtp", {"vocab_size": "x"}, "vocab_size"),
+    ("gemma4_mtp", {"backbone_hidden_size": "x"}, "backbone_hidden_size"),
+    ("gemma4_mtp", {"backbone_hidden_size": -1}, "backbone_hidden_size"),
+    ("gemma4_mtp", {"text_config": [1]}, "text_config"),
+    ("gemma4_mtp", {"text_config": {"hidden_size": 10**9}}, "intermediate_size"),
+    ("gemma4_mtp", {"use_ordered_embeddings": 3}, "use_ordered_embeddings"),
+    ("gemma4_mtp", {"use_ordered_embeddings": True, "num_centroids": 3}, "num_centroids"),
+    ("gemma4_mtp", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
 ]
 VALUES: tuple[Any, ...] = (
     *("x", "", -1, 0, 1.5, 1e300, 10**30, True, False, [], [1], ["a"], [[]], {}, {"a": 1}),

@@ -46,6 +46,9 @@ def check_draft(target: ModelFiles, folder: Path, method: str) -> bool:
     ("method", "name"),
     [
         ("dflash", "config.json"),
+        ("dspark", "config.json"),
+        ("gemma4_mtp", "config.json"),
+        ("gemma4_mtp", "model.safetensors"),
         ("peagle", "config.json"),
         ("peagle", "model.safetensors"),
     ],

@@ -35,6 +35,7 @@ def planned(tiny, drafter, place=PLACE):
         ("eagle3", {"tree": "chain"}),
         ("medusa", {"tree": "chain"}),
         ("mtp", {}),
+        ("gemma4_mtp", {}),
         ("token_recycling", {"max_drafts": 16}),
         ("lookahead", {"ngram": 4, "window": 3, "guesses": 2}),
         ("previous_turn", {}),

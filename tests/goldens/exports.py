@@ -9,7 +9,7 @@ import yaml
 
 from specbench.engines.deployment import Deployment, Export
 from specbench.errors import UsageError
-from specbench.methods import all_methods
+from specbench.methods import listed_methods
 from specbench.records import lossy
 from specbench.settings import EXPORTED
 from tests.drafters.variants import VARIANTS
@@ -75,6 +75,6 @@ def _config(export: Export) -> Any:
 
 def _values(sentence: str) -> str:
     """The methods, engines and numbers that an error names."""
-    names = {*(method.name for method in all_methods()), *EXPORTED}
+    names = {*(method.name for method in listed_methods()), *EXPORTED}
     words = re.findall(r"\w+(?:\.\d+)*", sentence)
     return " ".join(word for word in words if word in names or word[0].isdigit())

@@ -26,6 +26,7 @@ def convert(sources: Path, model: Path, out: Path, target: Path | None = None) -
 
     TextModel.get_vocab_base_pre = lambda *_: PRE_TOKENIZER
     TextModel._set_vocab_sentencepiece = _has_none
+    TextModel._set_vocab_glm = TextModel._set_vocab_gpt2  # whose special tokens a tiny GLM lacks
     sys.argv = [converter.__file__, str(model), "--outfile", str(out), "--outtype", "f32"]
     sys.argv += ["--target-model-dir", str(target)] if target else []
     converter.main()

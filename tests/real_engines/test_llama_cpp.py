@@ -1,6 +1,7 @@
 """llama.cpp's own server, compared with our decoder on the same prompts."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -267,6 +268,52 @@ def test_pair_prints_a_command_that_starts_a_server_that_drafts(tmp_path):
     with _server(tmp_path / "log", *command[1:]) as root:
         _, timings = _greedy(root)
     assert timings["draft_n_accepted"] > 0
+
+
+# Drafters and the types that draft in an answer that repeats itself little.
+OWN_LOOKUPS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "draft-ngram": ({"method": "draft_model+ngram"}, {"draft-simple", "ngram-simple"}),
+    "draft-sure": ({"method": "draft_model+ngram", "p_min": 0.9}, {"draft-simple", "ngram-simple"}),
+    "eagle3-cache": ({"method": "eagle3+ngram_cache"}, {"draft-eagle3", "ngram-cache"}),
+    "map": ({"method": "ngram_map_k", "parameters": {"key_size": 3}}, {"ngram-map-k"}),
+    "map4": ({"method": "ngram_map_k4v", "parameters": {"key_size": 3}}, {"ngram-map-k4v"}),
+    "mod": ({"method": "ngram_mod", "parameters": {"match_length": 4}}, {"ngram-mod"}),
+}
+_DRAFTED = re.compile(r"statistics +(\S+): .*#gen drafts = +(\d+).*#gen tokens = +(\d+)")
+
+
+@pytest.mark.parametrize("name", OWN_LOOKUPS)
+def test_both_methods_of_a_set_draft_by_the_servers_log(tmp_path, name):
+    entry, types = OWN_LOOKUPS[name]
+    file = name.partition("-")[0]
+    if "+" in entry["method"]:
+        entry = {**entry, "model": str(GGUF / f"{file}.gguf")}
+    target = {"model": str(GGUF / "target.gguf"), "drafters": {name: entry}}
+    (tmp_path / "pairings.yaml").write_text(json.dumps({"targets": {"mine": target}}))
+    ran = specbench(
+        *("export", f"mine/{name}", "--engine", "llama_cpp", "-k", "8", "--json"), cwd=tmp_path
+    )
+    command = json.loads(ran.out)["command"]
+    assert command[0] == "llama-server"
+    with _server(tmp_path / "log", *command[1:], "--log-verbosity", "4") as root:
+        body = {"n_predict": 300, "ignore_eos": True, "temperature": 0, "prompt": _PROMPT}
+        request = Request(f"{root}/completion", json.dumps(body).encode())
+        _greedy(root)
+        with urlopen(request) as response:
+            assert json.load(response)["timings"]["draft_n_accepted"] > 0
+    log = (tmp_path / "log").read_text()
+    drafts: dict[str, int] = {}
+    for kind, num_drafts, num_tokens in _DRAFTED.findall(log):
+        drafts[kind] = int(num_drafts)
+        if kind.startswith("draft-"):
+            most = 3 * int(num_drafts)  # the default of model_drafts
+            assert int(num_tokens) < most if "p_min" in entry else int(num_tokens) <= most
+    assert {kind for kind, num in drafts.items() if num} == types
+
+
+_PROMPT = (
+    "<|im_start|>user\nWrite a function that adds two numbers.<|im_end|>\n<|im_start|>assistant\n"
+)
 
 
 def _is_accepted(target: Path, draft: Path) -> bool:

@@ -31,6 +31,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
         "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|thinking on",
     ),
     "variant": ("eager", "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|veager"),
+    "p_min": (0.6, "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|p0.6"),
     "lossy": ("typical", "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|lossy typical"),
 }
 PLAN = TypeAdapter(CellPlan | None, config=ConfigDict(extra="forbid", strict=True))

@@ -30,7 +30,7 @@ K, MAX_NEW_TOKENS, NUM_TEXTS = 4, 90, 36
 CUT_OFF = Sampling(temperature=1.5, top_k=5, top_p=0.8)
 WARM_DEMO = Options(temperature=1.0, max_new_tokens=90)
 DRAWN = ("draft_model", "eagle, chain", "dflash")
-LIKE_THEM = ("self_speculation", "eagle3, chain", "mtp")  # grown by the same code
+LIKE_THEM = ("self_speculation", "eagle3, chain", "mtp", "gemma4_mtp")  # grown by the same code
 
 
 class ReplayError(NamedTuple):

@@ -4,6 +4,7 @@ The traffic is simulated from the rounds of recorded requests (tests/stats/test_
 """
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -234,6 +235,19 @@ def test_a_server_is_watched_and_the_lines_are_those_of_the_schema(tmp_path):
         assert rates == pytest.approx([0.8, 0.4], abs=0.01)
         shown = run("--base-url", url, "--for", "2s", "--every", "0.2s", "--step-times", str(table))
         assert "forecast: K=1" in shown.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_watch_with_its_summary(number):
+    with serving_with(FakeVllm) as url:
+        words = ("--base-url", url, "--for", "1h", "--every", "0.2s", "--json")
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "specbench", "watch", *words], stdout=subprocess.PIPE, text=True
+        )
+        first = watch.stdout.readline()
+        watch.send_signal(number)
+        *_, last = first, *watch.communicate(timeout=60)[0].splitlines()
+    assert (watch.returncode, json.loads(last)["part"]) == (0, "summary")
 
 
 def test_a_server_without_drafts_or_without_counters_is_told():

@@ -245,7 +245,7 @@ class FeatureDrafter(Drafter):
             return grow_dynamic(
                 state, logits_BV, feed, depth=k, top_k=plan.top_k, num_drafts=plan.num_drafts(k)
             )
-        return grow_chain(state, logits_BV, follow, k, sampler)
+        return grow_chain(state, logits_BV, follow, k, sampler, self.p_min)
 
 
 def blank_states(head: FeatureHead, *sizes: int) -> tuple[Tensor, ...]:

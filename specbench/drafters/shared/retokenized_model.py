@@ -133,7 +133,8 @@ class RetokenizedModel(Drafter):
             out = self.runner.forward(tokens_B1, positions_B1, span, first_row=state.first_row)
             return self._draft_logits(out.logits)
 
-        return grow_chain(state, self._draft_logits(logits_B1D)[:, 0], follow, k, sampler)
+        logits_BD = self._draft_logits(logits_B1D)[:, 0]
+        return grow_chain(state, logits_BD, follow, k, sampler, self.p_min)
 
     def _own_ids(self, tokens: Tensor) -> Tensor:
         """The draft model's ids of tokens drawn from `_draft_logits`; here they are the same."""

@@ -45,7 +45,7 @@ from specbench.engines.served_engine import (
 from specbench.errors import RefusedError, UsageError
 from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, differences, gguf_of
 from specbench.inputs.model_spec import without_owner
-from specbench.methods import MODEL_METHOD, gguf_method
+from specbench.methods import LOOKUPS, MODEL_METHOD, gguf_method, set_name, split_set
 from specbench.records import Request, RequestCounts, RequestSettings
 from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
@@ -282,21 +282,69 @@ CONFIG_NAME = ""
 
 _CHANGED = date(2026, 5, 16)  # pull request 22673 merged
 _NEW_BUILD, _OLD_BUILD = 9235, 9000  # builds known to be after and before it
+# Methods that came later: the day, and a build that has it. Pull requests 23398 and 25173.
+_LATER = {"gemma4_mtp": (date(2026, 6, 8), 9568), "dspark": (date(2026, 7, 28), 10236)}
 # Simulated acceptance came with pull request 27711 of August 2026; this build has it.
 _SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
 MODEL_FLAGS = ("--model", "--model-draft")
 _MODEL, _LOOKUP = "draft-simple", "ngram-simple"
 HELP_S = 30.0
-_KINDS = {
+_MODEL_KINDS = {
     "draft_model": _MODEL,
     "eagle3": "draft-eagle3",
     "mtp": "draft-mtp",
+    "gemma4_mtp": "draft-mtp",
     "dflash": "draft-dflash",
-    "ngram": _LOOKUP,
+    "dspark": "draft-dspark",
+}
+
+
+class _Lookup(NamedTuple):
+    """A lookup: its kind, the flag for K, and the parameters of other flags."""
+
+    kind: str
+    k: str | None
+    parameters: Mapping[str, str]
+
+
+_LOOKUPS = {
+    "ngram": _Lookup(
+        _LOOKUP,
+        "--spec-ngram-simple-size-m",
+        {"--spec-ngram-simple-size-n": "max_ngram"},
+    ),
+    **{
+        f"ngram_{name}": _Lookup(
+            f"ngram-{kind}",
+            f"--spec-ngram-{kind}-size-m",
+            {
+                f"--spec-ngram-{kind}-size-n": "key_size",
+                f"--spec-ngram-{kind}-min-hits": "min_hits",
+            },
+        )
+        for name, kind in (("map_k", "map-k"), ("map_k4v", "map-k4v"))
+    },
+    "ngram_mod": _Lookup(
+        "ngram-mod",
+        "--spec-ngram-mod-n-max",
+        {"--spec-ngram-mod-n-match": "match_length", "--spec-ngram-mod-n-min": "min_drafts"},
+    ),
+    "ngram_cache": _Lookup("ngram-cache", None, {}),
+}
+# The values of --spec-type, also of a set: its lookup drafts if it finds something, whatever their
+# order (common_speculative_init in common/speculative.cpp).
+_KINDS = {
+    **_MODEL_KINDS,
+    **{method: lookup.kind for method, lookup in _LOOKUPS.items()},
+    **{
+        set_name(method, name): f"{kind},{lookup.kind}"
+        for method, kind in _MODEL_KINDS.items()
+        for name, lookup in _LOOKUPS.items()
+    },
 }
 _NEAREST = {
-    "suffix": "ngram; ngram-map-k4v also weighs continuations by how often they came",
-    "previous_turn": "ngram; ngram-mod also remembers earlier answers",
+    "suffix": "ngram; ngram_map_k4v also weighs continuations by how often they came",
+    "previous_turn": "ngram; ngram_mod also remembers earlier answers",
     "string_match": (
         f"{SMALL_MODEL}, or a build that translates drafts (--engine-version 2026-04)"
     ),
@@ -335,7 +383,7 @@ def adaptive(
     ik_llama.cpp, which tunes its drafts while it serves (pull request 1595; common/spec-tuner.cpp
     of 2026-08-15), has other flags, and streams no token ids.
     """
-    flag = "--spec-draft-p-min" if _dialect(version).is_new else "--draft-p-min"
+    flag = "--spec-draft-p-min" if _dialect(version, deployment.method).is_new else "--draft-p-min"
     server = str(program or "llama-server")
     options = _help((server, "--help"))
     if options and flag not in options:
@@ -346,25 +394,27 @@ def adaptive(
                 "it with and without, and measure each with --engine openai --base-url"
             )
         raise UsageError(f"{server} has no {flag}, by which llama.cpp's drafts adapt; {remedy}")
-    return {} if deployment.method == "ngram" else {"p_min": (flag, _P_MIN)}
+    return {} if deployment.method in LOOKUPS else {"p_min": (flag, _P_MIN)}
 
 
 def why_missing(method: str, types: Collection[str]) -> str | None:
     """Why a llama-server with these `spec_types` cannot draft by a method; None if it can, or if
     they are unknown."""
-    kind = _KINDS.get(method)
-    return f"this llama-server has no --spec-type {kind}" if types and kind not in types else None
+    kinds = _KINDS.get(method, method).split(",")
+    lacking = [kind for kind in kinds if types and kind not in types]
+    return f"this llama-server has no --spec-type {lacking[0]}" if lacking else None
 
 
-def other_lookups(types: Collection[str]) -> list[str]:
-    """The types of a llama-server that look n-grams up in a way that no method here has."""
-    return sorted(name for name in types if name.startswith("ngram-") and name != _LOOKUP)
+def other_types(types: Collection[str]) -> list[str]:
+    """The types of a llama-server by which no method here drafts."""
+    return sorted(set(types).difference(_KINDS.values()))
 
 
 class _Dialect(NamedTuple):
     name: str
     is_new: bool
     simulates: bool = True  # acceptance: --spec-synth-rates
+    has_method: bool = True  # if it is one of _LATER
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
@@ -396,7 +446,7 @@ def _require_gguf_pair(deployment: Deployment) -> None:
             "them, or two checkpoints"
         )
     of_draft = gguf_of(draft)
-    if (method := gguf_method(of_draft)) != deployment.method:
+    if (method := gguf_method(of_draft)) != deployment.row.parts[0]:
         raise UsageError(
             f"{name}: {draft.source} is for the method {method}, not for {deployment.method}"
         )
@@ -411,7 +461,7 @@ def _require_gguf_pair(deployment: Deployment) -> None:
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
     """The command names GGUF files after the models, which must be converted first."""
-    dialect = _dialect(version)
+    dialect = _dialect(version, deployment.method)
     target = deployment.target
     command = ["llama-server", MODEL_FLAGS[0], _gguf_name(model_name(target))]
     lost = settings_lost(deployment)
@@ -442,9 +492,10 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     return exported(deployment, "llama_cpp", dialect.name, command, lost, hybrids=_HYBRIDS)
 
 
-def _dialect(version: str | None) -> _Dialect:
+def _dialect(version: str | None, method: str) -> _Dialect:
+    first_day, first_build = _LATER.get(split_set(method)[0], (_CHANGED, 0))
     if version is None:
-        return _Dialect("builds since 2026-05-16", is_new=True)
+        return _Dialect(f"builds since {first_day}", is_new=True)
     if match := re.fullmatch(r"b?(\d{4,6})", version.strip()):
         build = int(match[1])
         if _OLD_BUILD < build < _NEW_BUILD:
@@ -452,7 +503,8 @@ def _dialect(version: str | None) -> _Dialect:
                 f"--engine-version {version!r}: the flags changed between b{_OLD_BUILD} and "
                 f"b{_NEW_BUILD}; give the build's date, such as 2026-05-16"
             )
-        return _Dialect(f"b{build}", build >= _NEW_BUILD, build >= _SIMULATING_BUILD)
+        is_new, simulates = build >= _NEW_BUILD, build >= _SIMULATING_BUILD
+        return _Dialect(f"b{build}", is_new, simulates, build >= first_build)
     match = re.fullmatch(r"(\d{4})-(\d{2})(?:-(\d{2}))?", version.strip())
     try:
         built = date(*(int(part or 1) for part in match.groups())) if match else None
@@ -463,24 +515,33 @@ def _dialect(version: str | None) -> _Dialect:
             f"--engine-version {version!r}: expected a date such as 2026-04 or a build such as "
             f"b{_NEW_BUILD} (llama-server --version)"
         )
-    return _Dialect(f"builds of {version.strip()}", built >= _CHANGED, built >= _SIMULATING)
+    is_new, simulates = built >= _CHANGED, built >= _SIMULATING
+    return _Dialect(f"builds of {version.strip()}", is_new, simulates, built >= first_day)
 
 
 def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
     k = str(deployment.k)
     names = _KINDS if dialect.is_new else {**_KINDS, "string_match": _MODEL}
     kind = deployment.named("llama_cpp", names, _NEAREST, head="an eagle3 head")
+    if dialect.is_new and not dialect.has_method:
+        first_day, first_build = _LATER[split_set(deployment.method)[0]]
+        deployment.refuse("llama_cpp", f"a build since {first_day}, such as b{first_build}")
     flags = []
     if deployment.drafter is not None:
         flags += [MODEL_FLAGS[1], _gguf_name(model_name(deployment.drafter))]
-    # Every round drafts K tokens, as in the measurement: unlikely drafts are also kept.
     if dialect.is_new:
-        flags += ["--spec-type", kind, "--spec-draft-n-max", k]
-        if kind == _LOOKUP:
-            size = str(deployment.setting("max_ngram"))
-            flags += ["--spec-ngram-simple-size-n", size, "--spec-ngram-simple-size-m", k]
-            return [*flags, "--spec-ngram-simple-min-hits", "1"]
-        return [*flags, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+        is_set = len(deployment.row.parts) > 1
+        of_model = min(deployment.k, deployment.whole("model_drafts")) if is_set else k
+        flags += ["--spec-type", kind, "--spec-draft-n-max", str(of_model)]
+        if set(deployment.row.parts) & {*_MODEL_KINDS}:
+            # As in the measurement: its own defaults would also drop short drafts.
+            flags += ["--spec-draft-n-min", "0", "--spec-draft-p-min", f"{deployment.p_min:g}"]
+        for lookup in filter(None, map(_LOOKUPS.get, deployment.row.parts)):
+            for flag, parameter in lookup.parameters.items():
+                flags += [flag, str(deployment.setting(parameter))]
+            flags += [lookup.k, k] if lookup.k else []
+            flags += ["--spec-ngram-simple-min-hits", "1"] if lookup.kind == _LOOKUP else []
+        return flags
     if kind == _LOOKUP:
         size = str(deployment.setting("max_ngram"))
         flags += ["--spec-type", kind, "--draft-max", k]
@@ -490,7 +551,7 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
             f"llama.cpp before {_CHANGED} has no {deployment.method}; nearest: draft_model, or a "
             "newer build"
         )
-    return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", "0"]
+    return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", f"{deployment.p_min:g}"]
 
 
 def _gguf_name(source: str) -> str:
@@ -503,7 +564,7 @@ def _lost(deployment: Deployment) -> list[str]:
     if deployment.drafter is not None and deployment.drafter.revision:
         lost.append(f"revision {deployment.drafter.revision} of the drafter: convert that one")
     lost += deployment.tree_lost
-    if deployment.method == "ngram":
+    if "ngram" in deployment.row.parts:
         lost.append(
             f"min_ngram {deployment.setting('min_ngram')}: {_LOOKUP} looks up suffixes of "
             f"exactly {deployment.setting('max_ngram')} tokens"

@@ -20,6 +20,7 @@ from specbench.engines.deployment import (
     ConfigFile,
     Deployment,
     Export,
+    Release,
     dotted,
     exported,
     model_name,
@@ -221,6 +222,7 @@ class _Algorithm(NamedTuple):
     name: str
     has_steps: bool = True
     is_adaptive: bool = False  # K by batch size, and dynamic trees
+    since: Release = ()  # the first release with it
 
 
 _ALGORITHMS = {
@@ -228,11 +230,15 @@ _ALGORITHMS = {
     "eagle": _Algorithm("EAGLE", is_adaptive=True),
     "eagle3": _Algorithm("EAGLE3", is_adaptive=True),
     "mtp": _Algorithm("NEXTN"),
+    # Its files turn this into FROZEN_KV_MTP: pull request 24436.
+    "gemma4_mtp": _Algorithm("NEXTN", since=(0, 5, 12)),
     "dflash": _Algorithm("DFLASH", has_steps=False),
+    "dspark": _Algorithm("DSPARK", has_steps=False),
     "ngram": _Algorithm("NGRAM", has_steps=False),
 }
 _NONE = _Algorithm("", has_steps=False)
 _NEAREST = {
+    "gemma4_mtp": "a later release (--engine-version 0.5.12)",
     "peagle": "an eagle3 head",
     "suffix": "ngram, whose trie also remembers earlier answers",
     "previous_turn": "ngram, whose trie also remembers earlier answers",
@@ -267,7 +273,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         lost += tiers_lost
     config, environment = None, _simulation(deployment)
     if deployment.k:
-        known = deployment.named("sglang", _ALGORITHMS, _NEAREST, head="an eagle or eagle3 head")
+        names = {n: a for n, a in _ALGORITHMS.items() if release >= a.since}
+        known = deployment.named("sglang", names, _NEAREST, head="an eagle or eagle3 head")
         command += ["--speculative-algorithm", known.name]
         command += _draft_flags(deployment)
         if _has_tiers(deployment):
@@ -332,6 +339,8 @@ def _draft_flags(deployment: Deployment) -> list[str]:
     k = deployment.k
     if deployment.method == "dflash":
         return [*flags, "--speculative-dflash-block-size", str(k + 1)]  # the current token and K
+    if deployment.method == "dspark":
+        return [*flags, "--speculative-dspark-block-size", str(k)]
     if deployment.method == "ngram":
         # A trie of breadth 1 drafts a chain.
         chain = ["--speculative-ngram-max-bfs-breadth", "1"]

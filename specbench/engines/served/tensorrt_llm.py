@@ -172,10 +172,13 @@ _TYPES = {
     "draft_model": "Draft_Target",
     "eagle3": "Eagle3",
     "mtp": "MTP",
+    "gemma4_mtp": "MTP",
     "ngram": "NGram",
     "dflash": "DFlash",
 }
+_SINCE = {"gemma4_mtp": (1, 3)}  # the first release with it: pull request 15833
 _NEAREST = {
+    "gemma4_mtp": "a later release (--engine-version 1.3)",
     "suffix": "ngram; its own suffix automaton (decoding_type: SA) is another method",
     "previous_turn": "ngram, whose pool also remembers earlier answers",
 }
@@ -240,7 +243,8 @@ def _simulation(deployment: Deployment, release: Release) -> dict[str, str]:
 
 def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
     method = deployment.method
-    name = deployment.named("tensorrt_llm", _TYPES, _NEAREST, head="an eagle3 head")
+    names = {n: t for n, t in _TYPES.items() if release >= _SINCE.get(n, release)}
+    name = deployment.named("tensorrt_llm", names, _NEAREST, head="an eagle3 head")
     config: dict[str, Any] = {"decoding_type": name, "max_draft_len": deployment.k}
     if deployment.drafter is not None:
         config["speculative_model"] = model_name(deployment.drafter)
@@ -271,7 +275,8 @@ def _schedule(deployment: Deployment, release: Release) -> dict[int, int]:
 
 def _has_schedule(deployment: Deployment, release: Release) -> bool:
     is_deepest_first = deployment.tiers[0].num_speculative_tokens == deployment.k
-    return deployment.is_tiered and is_deepest_first and not _grows_tree(deployment, release)
+    takes_schedule = deployment.method != "gemma4_mtp" and not _grows_tree(deployment, release)
+    return deployment.is_tiered and is_deepest_first and takes_schedule
 
 
 def _grows_tree(deployment: Deployment, release: Release) -> bool:

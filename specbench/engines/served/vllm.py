@@ -444,7 +444,9 @@ _METHODS = {
     "peagle": _VllmMethod("eagle3", is_parallel=True, lost=_of_eagle3),
     "medusa": _VllmMethod("medusa", lost=_of_medusa, until=(0, 33)),
     "mtp": _VllmMethod("mtp"),
+    "gemma4_mtp": _VllmMethod("mtp"),
     "dflash": _VllmMethod("dflash"),
+    "dspark": _VllmMethod("dspark"),
     "ngram": _VllmMethod(
         "ngram", (("prompt_lookup_max", "max_ngram"), ("prompt_lookup_min", "min_ngram"))
     ),
