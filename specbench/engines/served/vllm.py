@@ -88,6 +88,9 @@ LOG = LogFormat(
         r"synthetic acceptance not supported with CPU": (
             "leave --simulate-acceptance out, or use a GPU or --engine llama_cpp"
         ),
+        r"does not support: adaptive draft verification": (
+            "leave --adaptive out: only vLLM's Model Runner V2 adapts, which needs a GPU"
+        ),
         r"cannot find any model weights": DOWNLOAD,
         r"died unexpectedly \(exit code: -9\)": MEMORY,
     },
