@@ -284,6 +284,7 @@ def fake_llama(folder: Path) -> Path:
     return server
 
 
+@pytest.mark.slow
 def test_a_set_is_measured_and_its_command_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,9 +298,9 @@ def test_a_set_is_measured_and_its_command_is_printed(
     prompts = write_prompts(tmp_path / "talk.jsonl", [f"prompt {i}" for i in range(12)])
     server = fake_llama(tmp_path)
     ran = specbench(
-        "pair t.gguf --draft small.gguf+ngram_mod -k 0,4 --max-new-tokens 32",
+        "pair t.gguf --draft small.gguf+ngram_mod -k 0,4 --max-new-tokens 24",
         *("-w", prompts, "--engine-python", server, "--engine-args", "-ngl 99"),
-        *("--plan-context", "512", "--time-budget", "20s", "--json"),
+        *("--plan-context", "512", "--time-budget", "40s", "--json"),
         cwd=tmp_path,
     )
     assert ran.code == 0, ran.err
