@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specbench.decode import round as one_round
 from specbench.forward.runner import StockRunner
+from specbench.methods import Method, all_methods
 from specbench.records import Request, Result
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Foreseeing
@@ -74,6 +75,19 @@ def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: 
             assert emitted == accepted + 1
             left -= emitted
         assert left == 0
+
+
+@pytest.mark.parametrize("method", [m for m in all_methods() if m.draws], ids=lambda m: m.name)
+def test_a_drafter_that_is_never_sure_enough_drafts_nothing(method: Method) -> None:
+    target, draft, texts = subject()
+    chain = {} if method.takes_p_min({}) else {"tree": "chain"}
+    assert method.takes_p_min(chain)
+
+    drafter = make_drafter(method.name, target, draft, p_min=1.1, **chain)
+    results = decode(target, drafter, requests(), k=deepest(drafter, 4))
+
+    assert_texts(results, texts)
+    assert not any(drafted for result in results for drafted in result.rounds.num_drafted)
 
 
 K = 4

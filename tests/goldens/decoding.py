@@ -2,8 +2,8 @@
 
 Models run in float64, because in float32 a near-tie of logits is decided by the processor's
 instruction set. Draws are float32 as in every run: a tie there needs two of some thousand numbers
-equal to 1e-7. Drafters are those of the demo models; P-EAGLE, MTP and DFlash have no head there, so
-theirs are random, of a random target of 7 tokens.
+equal to 1e-7. Drafters are those of the demo models; P-EAGLE, MTP, DFlash, DSpark and assistants
+have no head there, so theirs are random, of a random target of 7 tokens.
 """
 
 import hashlib
