@@ -14,7 +14,7 @@ from typing import Any
 from tests.bench.served.fake_vllm import Engine, Handler, option
 
 HELP = "--spec-type none,draft-simple,ngram-simple,ngram-mod"
-ROUND_S = 0.002
+ROUND_S = 0.006
 
 
 class LlamaHandler(Handler):
