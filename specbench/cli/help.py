@@ -81,7 +81,7 @@ _OF_SERVERS = {
     if leaf.option is not None
     for name in leaf.option.names_of(leaf.name)
 }
-_RARE = {"--ray", "--gpus-per-task", "--skip-memory-check", "--verbose"} | {
+_RARE = {"--draft-p-min", "--ray", "--gpus-per-task", "--skip-memory-check", "--verbose"} | {
     name
     for leaf in leaves(RunSettings)
     if leaf.option is not None and leaf.option.is_rare

@@ -149,7 +149,7 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
             "take up to 100 of them; choose at most 924",
         ),
         ("run demo/draft --dry-run --engine transformers --concurrency 4", "--concurrency 1"),
-        ("run demo/draft --dry-run --engine vllm -k auto", "-k auto"),
+        ("run demo/draft --dry-run --engine transformers -k auto", "-k auto"),
         ("run demo/draft --dry-run --slo tpot=20ms --best-of 2 --temperature 1", "--best-of"),
         ("verify demo/draft --detect 1% --num-tokens 999", "--detect and --num-tokens"),
         ("verify demo/draft --time-budget 1m --num-tokens 999", "--time-budget"),

@@ -132,6 +132,8 @@ def watched(rounds: list[Round], *, trims: bool) -> Iterator[None]:
 
     def get_candidates(self: Any, input_ids: Tensor, **arguments: Any) -> Any:
         out = arguments["model_outputs"]
+        if len(drafted) == 1:  # after the prompt, whose first state transformers 5.17 would take
+            out.hidden_states = (out.hidden_states[-1][:, -1:],)
         if out is not None and trims:
             kept = out.shared_kv_states
             num_rejected = kept[FULL][0].shape[2] - (input_ids.shape[1] - 1)

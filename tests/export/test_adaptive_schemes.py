@@ -20,7 +20,9 @@ SCHEMES = {
     },
     "sglang": {"eagle": ("adaptive",), "eagle3": ("adaptive",)},
     "tensorrt_llm": {},
-    "llama_cpp": dict.fromkeys(("draft_model", "eagle3", "mtp", "dflash"), ("p_min",)),
+    "llama_cpp": dict.fromkeys(
+        ("draft_model", "eagle3", "mtp", "gemma4_mtp", "dflash", "dspark"), ("p_min",)
+    ),
 }
 
 

@@ -72,7 +72,7 @@ def test_counts_are_keyed_by_length_and_one_kind_of_rates_is_enough(tmp_path):
     assert cell.acceptance_rates == pytest.approx((0.8, 0.56, 0.336))
     # specdec_bench takes the first token for a round; a profile by another program does not.
     assert Kind.CHUNKS() in cell.record.warnings
-    named = import_files([profile(tmp_path, producer="x", method="dspark")], GIVEN)[0]
+    named = import_files([profile(tmp_path, producer="x", method="eagle9")], GIVEN)[0]
     assert Kind.CHUNKS() not in named.record.warnings
     assert named.key.draft.method == "unknown"  # not one of our methods
 

@@ -15,12 +15,14 @@ import tarfile
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ENGINES = Path(os.environ.get("ENGINES") or Path.home() / ".cache" / "specbench-engines")
 VLLM = ENGINES / "vllm" / "bin" / "python"
 LLAMA_CPP = ENGINES / "llama_cpp" / "vendor" / "llama.cpp"
 LLAMA_SERVER = LLAMA_CPP / "build" / "bin" / "llama-server"
 GGUF = ENGINES / "gguf"
+GLM = ENGINES / "gguf-glm" / "glm.gguf"  # the bundled target in 64 layers, with an MTP layer
 POOR = ENGINES / "gguf-poor" / "poor.gguf"  # elsewhere, so that `pair target.gguf` does not list it
 
 MODELS = Path(__file__).parents[2] / "specbench" / "demo" / "models"
@@ -48,6 +50,10 @@ def make_all() -> None:
     for model, of_target in ((target, None), (MODELS / "draft", None), (MODELS / "eagle3", target)):
         _make_gguf(model, of_target)
     _make_gguf(MODELS / POOR.stem, None, POOR.parent)
+    if not GLM.exists():
+        with TemporaryDirectory() as room:
+            _run(sys.executable, "-m", "tests.real_engines.make_glm", Path(room) / GLM.stem)
+            _make_gguf(Path(room) / GLM.stem, None, GLM.parent)
 
 
 def _make_vllm() -> None:

@@ -65,14 +65,18 @@ def _marked(mark: str) -> Iterator[str]:
 
 @contextmanager
 def process(
-    command: Sequence[str | Path], log: Path, port: int | None = None, **environment: str
+    command: Sequence[str | Path],
+    log: Path,
+    port: int | None = None,
+    cwd: Path = GGUF,
+    **environment: str,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The address of a server started by hand, and its process."""
     port = free_port() if port is None else port
     with log.open("wb") as stream:
         server = subprocess.Popen(
             [*command, "--host", LOOPBACK, "--port", str(port)],
-            cwd=GGUF,
+            cwd=cwd,
             env={**os.environ, **environment},
             stdout=stream,
             stderr=stream,

@@ -21,7 +21,7 @@ from specbench.report.document import build_document
 from specbench.shipped import DEMO_WORKLOADS
 from tests.padded_pair import write_padded_pair
 from tests.real_engines import make_gguf
-from tests.real_engines.environments import GGUF, LLAMA_CPP, LLAMA_SERVER
+from tests.real_engines.environments import GGUF, GLM, LLAMA_CPP, LLAMA_SERVER
 from tests.real_engines.sweeps import (
     ASKED,
     DRAFTING_K,
@@ -314,6 +314,19 @@ def test_both_methods_of_a_set_draft_by_the_servers_log(tmp_path, name):
 _PROMPT = (
     "<|im_start|>user\nWrite a function that adds two numbers.<|im_end|>\n<|im_start|>assistant\n"
 )
+
+
+def test_pair_finds_the_mtp_layers_of_a_file_and_a_k_that_pays(tmp_path):
+    """A tiny model's rounds are dominated by the engine; this one has 64 layers."""
+    words = (GLM.name, *STARTED[2:], "--engine-args", " ".join(EXACT), "--time-budget", "5m")
+    workload = ("-w", DEMO_WORKLOADS / "code.jsonl", "--runs-dir", tmp_path)
+    ran = specbench("pair", *words, *workload, cwd=GLM.parent)
+    assert ran.code == 0, ran.out + ran.err
+    command = shlex.split(ran.out.splitlines()[-1])
+    assert "draft-mtp" in command[command.index("--spec-type") + 1].split(",")
+    with process([*command, "--parallel", "1"], tmp_path / "log", cwd=GLM.parent) as (root, _):
+        _, timings = _greedy(root)
+    assert timings["draft_n_accepted"] > 10
 
 
 def _is_accepted(target: Path, draft: Path) -> bool:
