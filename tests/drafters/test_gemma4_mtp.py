@@ -156,7 +156,7 @@ def watched(rounds: list[Round], *, trims: bool) -> Iterator[None]:
 
 
 def assisted(subject: Pair, prompt: Sequence[int], k: int, *, trims: bool) -> list[Round]:
-    """The rounds of transformers with K drafts; since 5.24 its first forward has none."""
+    """The rounds of transformers with K drafts; the first forward, of the prompt, has none."""
     subject.assistant.generation_config = GenerationConfig(
         num_assistant_tokens=k, num_assistant_tokens_schedule="constant"
     )
@@ -168,7 +168,7 @@ def assisted(subject: Pair, prompt: Sequence[int], k: int, *, trims: bool) -> li
             max_new_tokens=NUM_NEW,
             do_sample=False,
         )
-    return rounds if rounds[0].drafts else rounds[1:]
+    return rounds[1:]
 
 
 class Noting(Wrapped):
