@@ -63,7 +63,8 @@ class Traffic:
         self.total = Counters(engine=None)  # the counts of all windows
         self.batches: list[Counters] = []
         self._begun_at: list[str] = []  # the batches, in UTC
-        self._open: list[Window] = []
+        self._open: Counters | None = None  # of the next batch, from its first tokens on
+        self._opened_at = ""
         self._detector = DriftDetector()
         self._is_suspect = False
 
@@ -75,18 +76,19 @@ class Traffic:
 
     def add(self, window: Window) -> list[Reason]:
         """What this window shows that earlier ones did not."""
-        self.total = self.total + window.counters if self.windows else window.counters
+        self.total = self.total.then(window.counters)
         self.windows.append(window)
-        self._open.append(window)
-        batch = reduce(Counters.__add__, (each.counters for each in self._open))
-        requests = batch.num_requests
+        if not (self._open and (self._open.num_rounds or self._open.num_tokens)):  # a pause
+            self._open, self._opened_at = None, window.began_at
+        batch = self._open.then(window.counters) if self._open else window.counters
+        requests, self._open = batch.num_requests, batch
         if (batch.num_rounds or 0) < FEWEST_ROUNDS or (
             requests is not None and requests < FEWEST_REQUESTS
         ):
             return []
         self.batches.append(batch)
-        self._begun_at.append(self._open[0].began_at)
-        self._open = []
+        self._begun_at.append(self._opened_at)
+        self._open = None
         return [*self._drift(batch), *self._suspect()]
 
     def _drift(self, batch: Counters) -> Iterator[Reason]:
@@ -94,7 +96,7 @@ class Traffic:
         drift = None if length is None else self._detector.add(length)
         if drift is None:
             return
-        since = reduce(Counters.__add__, self.batches[drift.index :])
+        since = reduce(Counters.then, self.batches[drift.index :])
         moved = Kind.ACCEPTANCE_MOVED(
             at=self._begun_at[drift.index], before=drift.before, after=drift.after
         )

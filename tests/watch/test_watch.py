@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,49 @@ def test_none_or_all_accepted_is_probably_a_fault(chances, kind):
         windows[i] = Window(began_at="", seconds=5.0, counters=counted)
     _, found = watched(windows)
     assert [reason.kind for _, reason in found] == [kind]
+
+
+def of_server(**counts):
+    return Window(began_at="", seconds=5.0, counters=Counters(engine="sglang", **counts))
+
+
+def test_a_counter_that_appears_with_the_first_request_was_0_before():
+    """Some servers create a counter when they first count."""
+    rng = np.random.default_rng(3)
+    windows = [window(rng, CODE) for _ in range(6)]
+    (late, found), (known, _) = watched([of_server(num_tokens=0.0), *windows]), watched(windows)
+    assert found == []
+    assert late.total.num_rounds == known.total.num_rounds
+    assert late.total.num_positions == K
+    assert late.length == known.length
+    assert len(late.batches) == 6
+
+
+def test_a_pause_before_a_batch_is_not_part_of_it():
+    """A change is dated to the traffic that shows it, not to the idle hours before it."""
+    rng = np.random.default_rng(0)
+    windows = [window(rng, CODE) for _ in range(40)] + [window(rng, PROSE) for _ in range(20)]
+    windows = [replace(w, began_at=f"{i:02}") for i, w in enumerate(windows)]
+    idle = replace(of_server(num_rounds=0.0, num_tokens=0.0), began_at="idle")
+    (_, found), (_, after_pauses) = watched(windows), watched([*windows[:40], idle, *windows[40:]])
+    assert [reason for _, reason in found] == [reason for _, reason in after_pauses]
+
+
+def test_a_summary_has_the_requests_in_progress_at_its_end():
+    rng = np.random.default_rng(0)
+    windows = [window(rng, CODE) for _ in range(3)]
+    counted = [replace(w.counters, num_in_progress=float(n)) for n, w in enumerate(windows, 4)]
+    traffic, _ = watched(replace(w, counters=c) for w, c in zip(windows, counted, strict=True))
+    assert traffic.total.num_in_progress == 6
+    assert traffic.mean_in_progress == 5
+
+
+def test_drafts_without_a_count_of_rounds_are_not_called_none():
+    """TensorRT-LLM counts draft tokens, but no rounds."""
+    counted = of_server(num_tokens=900.0, num_draft_tokens=800.0, num_accepted=500.0)
+    traffic, _ = watched([counted] * 4)
+    reasons = summary_of(traffic, [], None, None).reasons
+    assert reasons == (Kind.ROUNDS_NOT_COUNTED(accepted=2000.0, drafted=3200.0),)
 
 
 def costs(*, draft, verify, concurrency=1, **of_run):
