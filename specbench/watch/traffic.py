@@ -18,7 +18,9 @@ from specbench.stats.drift import DriftDetector
 from specbench.stats.intervals import interval, log_ratio, with_half_count
 from specbench.stats.summaries import Interval
 
-FEWEST_ROUNDS, FEWEST_REQUESTS = 32, 2  # of a batch; requests only where they are counted
+# Of a batch; requests only where they are counted, and at least as many as are in progress: a long
+# request is part of several batches, which makes neighbors alike.
+FEWEST_ROUNDS, FEWEST_REQUESTS = 32, 2
 ENOUGH_DRAFTS = 200  # tokens: if none or all of them were accepted, a fault is likely
 COLLAPSE = 0.02  # share of accepted draft tokens below which acceptance has collapsed
 FAULTS = (Kind.COLLAPSED, Kind.NONE_ACCEPTED, Kind.ALL_ACCEPTED)
@@ -83,7 +85,7 @@ class Traffic:
         batch = self._open.then(window.counters) if self._open else window.counters
         requests, self._open = batch.num_requests, batch
         if (batch.num_rounds or 0) < FEWEST_ROUNDS or (
-            requests is not None and requests < FEWEST_REQUESTS
+            requests is not None and requests < max(FEWEST_REQUESTS, batch.num_in_progress or 0)
         ):
             return []
         self.batches.append(batch)

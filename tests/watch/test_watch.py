@@ -71,6 +71,40 @@ def test_steady_traffic_gives_no_alarm():
         assert length.low < length.estimate < length.high < 1.03 * length.estimate
 
 
+def busy_windows(rng, number, concurrency=16, length=12):
+    """A server that decodes `concurrency` requests at once, each over about `length` windows."""
+    left = rng.integers(1, length + 1, concurrency)
+    easier = rng.normal(0, 0.08, concurrency)
+    for _ in range(number):
+        chances = np.clip(np.array(CODE)[:, None] + easier, 0.0, 0.98)
+        kept = (rng.random((20, *chances.shape)) < chances).cumprod(1)
+        at = kept.sum((0, 2)).astype(float)
+        rounds, accepted = 20.0 * concurrency, float(at.sum())
+        left -= 1
+        ended = left == 0
+        counters = Counters(
+            engine="vllm",
+            num_rounds=rounds,
+            num_draft_tokens=K * rounds,
+            num_accepted=accepted,
+            num_accepted_at=tuple(at),
+            num_tokens=rounds + accepted,
+            num_requests=float(ended.sum()),
+            num_in_progress=float(concurrency),
+        )
+        yield Window(began_at="", seconds=5.0, counters=counters)
+        left[ended] = rng.integers(length // 2, 3 * length // 2, ended.sum())
+        easier[ended] = rng.normal(0, 0.08, ended.sum())
+
+
+def test_requests_that_last_for_many_windows_give_no_alarm():
+    """The rounds of a request are alike, and so are windows that have most requests in common."""
+    for seed in range(3):
+        traffic, found = watched(busy_windows(np.random.default_rng(seed), 2_000))
+        assert found == []
+        assert len(traffic.batches) > 100
+
+
 def test_intervals_contain_the_mean_of_all_traffic():
     """At 95%, fewer than 82 of 100 in 1 of 100,000 seeds."""
     rng = np.random.default_rng(4)
