@@ -231,7 +231,7 @@ ROW = JsonObject(
         "draft_model": Key(Maybe(_MODEL), "the drafter's own model"),
         "engine_version": Key(str | None, "build of the engine, with its library"),
         "backend": Key(str | None, "`cpu` or `cuda`; of a server unknown"),
-        "machine": Key(str | None, "its GPU, or else its CPU"),
+        "machine": Key(str | None, "its NVIDIA GPU, or else its CPU"),
         "num_gpus": Key(int | None, Doc("GPUs that the server ran on", "GPUs")),
         "kv_type": Key(str | None, "dtype of the KV cache; of keys and values if they differ"),
         "context_limit": Key(

@@ -103,7 +103,12 @@ def test_a_served_row_has_the_build_and_what_the_server_reports(tmp_path: Path) 
         for s in stored.servers
     ]
     servers = [replace(s, settings={"n_ctx": "4096"}) for s in servers]
-    stored = replace(stored, servers=tuple(servers))
+    others = [
+        replace(s, drafter="other", version="b2", session=f"{s.session}x", place=f"{s.place}x")
+        for s in servers
+    ]
+    servers = [s if s.num_speculative_tokens else replace(s, version="b1") for s in servers]
+    stored = replace(stored, servers=(*servers, *others))
     row = next(rows(with_gguf(stored, file)))
     VALIDATOR.validate(json.loads(json.dumps(row)))
     header = content[: len(content) - 300 * 34].rstrip(b"\0")
@@ -166,8 +171,11 @@ def test_a_table_is_read_like_the_objects_it_shows(cpu_document: Document, tmp_p
     assert len(lines) == len(shared) + 2
     of_table = import_files([page], ImportOverrides())
     of_objects = imported(tmp_path, *shared)
-    for cell, exact in zip(of_table, of_objects, strict=True):
+    for row, cell, exact in zip(shared, of_table, of_objects, strict=True):
         assert cell.key == exact.key
+        draft = cell.key.draft
+        assert (draft.is_adaptive, draft.k) == (row["adaptive"], row["num_speculative_tokens"])
+        assert (draft.lossy, draft.p_min, draft.method) == (row["lossy"], 0.75, row["method"])
         stated, wanted = cell.record.stated, exact.record.stated
         assert stated is not None
         assert wanted is not None
