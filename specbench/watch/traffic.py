@@ -75,8 +75,12 @@ class Traffic:
 
     def add(self, window: Window) -> list[Reason]:
         """What this window shows that earlier ones did not."""
-        self.total = self.total + window.counters if self.windows else window.counters
         self.windows.append(window)
+        if window.counters.num_rounds is None and self.total.num_rounds is not None:
+            return []  # a server counts no drafts before its first request after a restart
+        is_first = self.total.num_rounds is None
+        self.total = window.counters if is_first else self.total + window.counters
+        self._open = [] if is_first else self._open
         self._open.append(window)
         batch = reduce(Counters.__add__, (each.counters for each in self._open))
         requests = batch.num_requests
