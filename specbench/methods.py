@@ -950,13 +950,14 @@ _MODEL_DRAFTS = Parameter(
 
 
 def _set(first: Method, lookup: Method) -> Method:
-    """The lookup drafts if it finds something, else the first method."""
+    """The lookup drafts if it finds something, else the first method; K is the lookup's."""
     return replace(
         first,
         name=set_name(first.name, lookup.name),
         summary=f"{lookup.name} if it finds something, else {first.name}.",
         parameters=(*first.parameters, *lookup.parameters, _MODEL_DRAFTS),
         learns=lookup.learns,
+        deepest=lookup.deepest,
         is_builtin=False,
         usual_ks=lookup.usual_ks,
         only_k=lookup.only_k,

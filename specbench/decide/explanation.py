@@ -55,7 +55,7 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[Reason]:
     """
     k, metrics = cell.key.draft.k, cell.metrics
     parts, break_even = losses(metrics, k), number_of(metrics, "break_even_length")
-    if parts is not None and cell.key.draft.is_fixed:
+    if parts is not None and not cell.key.draft.stops_early:
         yield _BOUND[max(parts, key=parts.__getitem__)]()
     first = metrics.get("acceptance_rate_per_position")
     shows_match = _shows_match(cell) and not is_synthetic
@@ -66,7 +66,7 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[Reason]:
     has_model = method is not None and method.model != "refused" and not method.is_head
     if cost is not None and cost > TOO_SMALL and has_model:
         yield Kind.TARGET_TOO_SMALL(draft=cost)
-    if break_even is not None and cell.key.draft.is_fixed:
+    if break_even is not None and not cell.key.draft.stops_early:
         needed, alpha = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
         if needed is None:
             yield Kind.NEVER_PAYS(k=k, break_even=break_even)
@@ -89,10 +89,13 @@ def _shows_match(cell: CellSummary) -> bool:
     """Whether acceptance measures the match of the models, so that a perfect drafter has 100%.
 
     Above temperature 0 only sampled drafts show it: a greedy draft token is accepted with the
-    target's probability for it.
+    target's probability for it. With p_min a round without a draft accepts none.
     """
-    method = METHODS.get(cell.key.draft.method)
+    draft = cell.key.draft
+    method = METHODS.get(draft.method)
     if method is None or method.model == "refused" or len(method.parts) > 1:
+        return False
+    if draft.p_min is not None:
         return False
     return cell.key.condition.temperature == 0 or method.draws_with({})
 

@@ -224,3 +224,6 @@ def _require_positions(text: Fields, kinds: tuple[str, ...]) -> None:
         require_layers(replace(text, values=values))
         if of_kind and (rope_type(of_kind.values) or "default") not in _ROPES:
             of_kind.fail("rope_type", f"one of {', '.join(_ROPES)}")
+        share = of_kind.number("partial_rotary_factor") if of_kind else None
+        if of_kind and share is not None and share > 1:
+            of_kind.fail("partial_rotary_factor", "a share of at most 1")

@@ -25,10 +25,11 @@ _Text = tuple[str, int]  # prompt and turn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunBound:
-    """What choosing K for every round could gain over the best fixed K, which may be 0: ratios of
-    decode seconds in hindsight, by the rounds of a run."""
+    """What choosing one of the measured K for every round could gain over the best of them, which
+    may be 0: ratios of decode seconds in hindsight, by the rounds of a run."""
 
     key: Annotated[CellKey, Doc("the cell of the largest fixed K")]
+    ks: Annotated[tuple[int, ...], Doc("the measured K, to choose from", "tokens/round")]
     best: Annotated[int, Doc("the best fixed K by these rounds", "tokens/round")]
     hindsight: Annotated[
         Interval,
@@ -40,13 +41,13 @@ class RunBound:
 def bound_of_run(cells: Sequence[CellData], adaptive: CellKey) -> RunBound | None:
     """The bound for the setting and drafter of an adaptive cell, from its fixed K.
 
-    None unless the drafts are greedy chains of a draft model, of one request at a time in the
-    built-in decoder, two or more K were measured, and the rounds show which is best.
+    None unless the drafts are greedy chains of a draft model without p_min, of one request at a
+    time in the built-in decoder, two or more K were measured, and the rounds show which is best.
     """
     at, draft = adaptive.condition, adaptive.draft
     if at.engine != BUILTIN or at.overlaps or at.temperature:
         return None
-    if draft.method != MODEL_METHOD or draft.lossy is not None:
+    if draft.method != MODEL_METHOD or draft.lossy is not None or draft.p_min is not None:
         return None
     same = [c for c in cells if c.key.question == adaptive.question and c.key.draft.is_fixed]
     by_k = {cell.k: _by_text(cell.finished) for cell in same}
@@ -71,7 +72,13 @@ def bound_of_run(cells: Sequence[CellData], adaptive: CellKey) -> RunBound | Non
     most, least = (record.adaptive for record in records)
     if most is None or least is None or records[0].best != records[1].best:
         return None
-    return RunBound(key=key, best=records[0].best, hindsight=most.hindsight, least=least.hindsight)
+    return RunBound(
+        key=key,
+        ks=tuple(sorted(by_k)),
+        best=records[0].best,
+        hindsight=most.hindsight,
+        least=least.hindsight,
+    )
 
 
 def _by_text(requests: Sequence[RequestRecord]) -> dict[_Text, RequestRecord]:

@@ -84,9 +84,10 @@ def acceptance_rate_per_position(cell: CellData) -> tuple[float, ...] | None:
 def conditional_acceptance_rate(cell: CellData) -> tuple[float, ...] | None:
     """#(a >= i) / #(a >= i-1) for i = 1, 2 ..; ends before the first i that no round reached.
 
-    Absent for an adaptive K: rounds that draft fewer tokens could not have accepted more.
+    Absent for an adaptive K and for p_min: rounds that draft fewer tokens could not have accepted
+    more.
     """
-    if cell.acceptance is None or cell.key.draft.is_adaptive:
+    if cell.acceptance is None or cell.key.draft.stops_early:
         return None
     return cell.acceptance.conditional_acceptance_rate or None
 

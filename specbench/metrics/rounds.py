@@ -77,10 +77,10 @@ def other_s(cell: CellData) -> float | None:
 def draft_cost_ratio(cell: CellData) -> float | None:
     """c = draft_s / (K * baseline step): the cost of one of the K draft tokens.
 
-    Absent for an adaptive K, whose rounds do not draft equally many tokens.
+    Absent for an adaptive K and for p_min, whose rounds do not draft equally many tokens.
     """
     step, draft = _baseline_step_s(cell), draft_s(cell)
-    if step is None or draft is None or cell.key.draft.is_adaptive:
+    if step is None or draft is None or cell.key.draft.stops_early:
         return None
     return draft / (cell.k * step)
 

@@ -281,6 +281,11 @@ class DraftConfig:
     def is_adaptive(self) -> bool:
         return isinstance(self.length, Auto)
 
+    @property
+    def stops_early(self) -> bool:
+        """Whether rounds may draft fewer than K tokens by choice: an adaptive K, or p_min."""
+        return self.is_adaptive or self.p_min is not None
+
     def marked(self, name: str) -> str:
         """The name of a pairing, drafter or method, marked if the output is not the target's."""
         return name if self.lossy is None else f"{name} (lossy)"

@@ -132,6 +132,10 @@ class Kind(StrEnum):
         "adaptive_open",
         "undecided against {k:K}{concurrency:at}{speed:slower_or_faster}",
     )
+    FAVORS_FIXED = (
+        "favors_fixed",
+        "the best fixed K is chosen by the same figures, which favors it",
+    )
     RUNNER_UP = "runner_up", "runner-up: {configuration}, {speedup:x}{speedup:bounds}"
     OPEN_RUNNER_UP = "open_runner_up", "runner-up: {configuration}, {speedup:range}"
     BEST_OPEN = "best_open", "best undecided: {configuration}, {speedup:range}"
@@ -156,12 +160,12 @@ class Kind(StrEnum):
     )
     ADAPTIVE_BOUND = (
         "adaptive_bound",
-        "no adaptive K gains more than {hindsight:gain} over {k:K} here",
+        "no choice among K={ks:ks} gains more than {hindsight:gain} over {k:K} here",
     )
     ADAPTIVE_BY_ROUNDS = (
         "adaptive_by_rounds",
-        "no adaptive K gains more than {hindsight:gain} over {k:K} here ({least:gain} if all "
-        "untested draft tokens are wrong)",
+        "no choice among K={ks:ks} gains more than {hindsight:gain} over {k:K} here ({least:gain} "
+        "if all untested draft tokens are wrong)",
     )
     ADAPTIVE_PAST = (
         "adaptive_past",
@@ -180,8 +184,8 @@ class Kind(StrEnum):
     NO_TRACES = "no_traces", "it needs traces of the draft tokens; measure with --forecast"
     ROUNDS_DO_NOT_SHOW = (
         "rounds_do_not_show",
-        "the rounds show it only for a draft model's chains at temperature 0, one request at a "
-        "time; add --forecast",
+        "the rounds show it only for a draft model's chains of K tokens at temperature 0, one "
+        "request at a time; add --forecast",
     )
     AUTO_REACHES = "auto_reaches", "-k auto reaches {share:.0%} of that gain"
     FORECAST_LOWER = "forecast_lower", "skipped: the forecast of another drafter is higher"
@@ -504,6 +508,11 @@ class Kind(StrEnum):
         "counters, or one text again and again",
     )
     NO_DRAFTS = "no_drafts", "no drafts in {tokens:,.0f} tokens"
+    ROUNDS_NOT_COUNTED = (
+        "rounds_not_counted",
+        "{accepted:,.0f} of {drafted:,.0f} draft tokens were accepted; the length is unknown, "
+        "since this server does not count rounds",
+    )
     NO_TRAFFIC = "no_traffic", "no tokens in {seconds:.0f} s"
     LENGTH_WATCHED = (
         "length_watched",

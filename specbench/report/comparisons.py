@@ -151,8 +151,14 @@ def adaptive_reasons(document: Document) -> Iterator[Reason]:
                 )
                 for row in rows
             ),
-            bound=tuple(_bound(document, rows)),
+            bound=(*_selection(rows), *_bound(document, rows)),
         )
+
+
+def _selection(rows: Sequence[AdaptiveComparison]) -> Iterator[Reason]:
+    """That the fixed K is favored, if a row is not of the confirmation run."""
+    if not all(row.is_confirmed for row in rows):
+        yield Kind.FAVORS_FIXED()
 
 
 def _bound(document: Document, rows: Sequence[AdaptiveComparison]) -> Iterator[Reason]:
@@ -162,7 +168,7 @@ def _bound(document: Document, rows: Sequence[AdaptiveComparison]) -> Iterator[R
         return
     found = [bound for bound in document.bounds if bound.key.question in questions]
     for bound in found:
-        said = Kind.ADAPTIVE_BOUND(hindsight=bound.hindsight, k=bound.best)
+        said = Kind.ADAPTIVE_BOUND(ks=bound.ks, hindsight=bound.hindsight, k=bound.best)
         is_open = gain_text(bound.least) != gain_text(bound.hindsight)
         yield said if not is_open else Kind.ADAPTIVE_BY_ROUNDS(**said.figures, least=bound.least)
     if not found and rows[0].adaptive.condition.engine == BUILTIN:

@@ -135,7 +135,8 @@ def _adaptive(check: CheckedForecast) -> Iterator[Reason]:
     """What an adaptive K could gain over the K that the forecast chose, and what K = auto does."""
     record, bound, auto = check.forecast, check.forecast.adaptive, check.auto
     if bound is not None:
-        yield Kind.ADAPTIVE_BOUND(hindsight=bound.hindsight, k=record.best)
+        ks = tuple(point.num_speculative_tokens for point in record.points)
+        yield Kind.ADAPTIVE_BOUND(ks=ks, hindsight=bound.hindsight, k=record.best)
         yield Kind.ADAPTIVE_PAST(past=bound.past)
         if bound.is_small:
             yield Kind.KEEP_K(k=record.best)
@@ -144,7 +145,12 @@ def _adaptive(check: CheckedForecast) -> Iterator[Reason]:
     elif not record.num_prompts:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.NO_TRACES(),))
     is_faster = auto is not None and auto.valid and not auto.is_undecided
-    if auto is not None and is_faster and bound is not None:
+    if (
+        auto is not None
+        and is_faster
+        and bound is not None
+        and auto.best_fixed.draft.k == record.best
+    ):
         gains = auto.decode.estimate - 1, bound.hindsight.estimate - 1
         if min(gains) > 0:
             yield Kind.AUTO_REACHES(share=gains[0] / gains[1])

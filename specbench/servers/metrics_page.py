@@ -89,6 +89,14 @@ class Counters:
             **counted,
         )
 
+    def then(self, later: "Counters") -> "Counters":
+        """The counts of two intervals of one server, one after the other. A counter that did not
+        exist yet was 0; of gauges the later value counts."""
+        at = zip_longest(self.num_accepted_at, later.num_accepted_at, fillvalue=0.0)
+        names = self.sums.keys() | later.sums.keys()
+        summed: dict[str, Any] = {n: self.sums.get(n, 0.0) + later.sums.get(n, 0.0) for n in names}
+        return replace(later, num_accepted_at=tuple(map(sum, at)), **summed)
+
     def __add__(self, other: "Counters") -> "Counters":
         """The counts of two servers together; a counter that one of them lacks is None."""
         both = self.sums.keys() & other.sums.keys()

@@ -118,6 +118,11 @@ def _answers(
     if not total.num_tokens and not total.num_rounds:
         yield Kind.NO_TRAFFIC(seconds=seconds)
         return
+    if length is None and total.num_draft_tokens:
+        yield Kind.ROUNDS_NOT_COUNTED(
+            accepted=total.num_accepted or 0.0, drafted=total.num_draft_tokens
+        )
+        return
     if length is None:
         yield Kind.NO_DRAFTS(tokens=total.num_tokens or 0.0)
         return

@@ -18,7 +18,9 @@ from specbench.stats.drift import DriftDetector
 from specbench.stats.intervals import interval, log_ratio, with_half_count
 from specbench.stats.summaries import Interval
 
-FEWEST_ROUNDS, FEWEST_REQUESTS = 32, 2  # of a batch; requests only where they are counted
+# Of a batch; requests only where they are counted, and at least as many as are in progress: a long
+# request is part of several batches, which makes neighbors alike.
+FEWEST_ROUNDS, FEWEST_REQUESTS = 32, 2
 ENOUGH_DRAFTS = 200  # tokens: if none or all of them were accepted, a fault is likely
 COLLAPSE = 0.02  # share of accepted draft tokens below which acceptance has collapsed
 FAULTS = (Kind.COLLAPSED, Kind.NONE_ACCEPTED, Kind.ALL_ACCEPTED)
@@ -63,7 +65,8 @@ class Traffic:
         self.total = Counters(engine=None)  # the counts of all windows
         self.batches: list[Counters] = []
         self._begun_at: list[str] = []  # the batches, in UTC
-        self._open: list[Window] = []
+        self._open: Counters | None = None  # of the next batch, from its first tokens on
+        self._opened_at = ""
         self._detector = DriftDetector()
         self._is_suspect = False
 
@@ -75,22 +78,19 @@ class Traffic:
 
     def add(self, window: Window) -> list[Reason]:
         """What this window shows that earlier ones did not."""
+        self.total = self.total.then(window.counters)
         self.windows.append(window)
-        if window.counters.num_rounds is None and self.total.num_rounds is not None:
-            return []  # a server counts no drafts before its first request after a restart
-        is_first = self.total.num_rounds is None
-        self.total = window.counters if is_first else self.total + window.counters
-        self._open = [] if is_first else self._open
-        self._open.append(window)
-        batch = reduce(Counters.__add__, (each.counters for each in self._open))
-        requests = batch.num_requests
+        if not (self._open and (self._open.num_rounds or self._open.num_tokens)):  # a pause
+            self._open, self._opened_at = None, window.began_at
+        batch = self._open.then(window.counters) if self._open else window.counters
+        requests, self._open = batch.num_requests, batch
         if (batch.num_rounds or 0) < FEWEST_ROUNDS or (
-            requests is not None and requests < FEWEST_REQUESTS
+            requests is not None and requests < max(FEWEST_REQUESTS, batch.num_in_progress or 0)
         ):
             return []
         self.batches.append(batch)
-        self._begun_at.append(self._open[0].began_at)
-        self._open = []
+        self._begun_at.append(self._opened_at)
+        self._open = None
         return [*self._drift(batch), *self._suspect()]
 
     def _drift(self, batch: Counters) -> Iterator[Reason]:
@@ -98,7 +98,7 @@ class Traffic:
         drift = None if length is None else self._detector.add(length)
         if drift is None:
             return
-        since = reduce(Counters.__add__, self.batches[drift.index :])
+        since = reduce(Counters.then, self.batches[drift.index :])
         moved = Kind.ACCEPTANCE_MOVED(
             at=self._begun_at[drift.index], before=drift.before, after=drift.after
         )

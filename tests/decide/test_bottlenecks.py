@@ -130,3 +130,12 @@ def test_an_adaptive_k_has_no_bottleneck_line(summarized):
     cell = summarized(4, 1.1, 1.2, 1.3, metrics=metrics(alpha=0.7))
     assert Kind.ACCEPTANCE_PER_TOKEN in kinds(cell)
     assert list(why(replace(cell, key=with_axes(cell.key, adaptive=True)))) == []
+
+
+def test_drafts_that_stop_early_are_not_judged_as_k_of_them(summarized):
+    """With p_min a first draft that was not made counts in the rate, and K is not what is paid."""
+    poor = metrics(length=1.3, alpha=0.9, acceptance_rate_per_position=(0.3, 0.05))
+    cell = summarized(2, 0.8, 0.9, 1.0, metrics=poor)
+    stopping = replace(cell, key=with_axes(cell.key, p_min=0.8))
+    assert {Kind.MISMATCHED, Kind.ACCEPTANCE_BOUND, Kind.ACCEPTANCE_PER_TOKEN} <= kinds(cell)
+    assert kinds(stopping) == set()

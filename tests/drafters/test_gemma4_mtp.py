@@ -276,6 +276,17 @@ def test_logits_are_those_of_transformers_for_the_same_keys() -> None:
             "rope",
         ),
         ({"text_config": {"rope_parameters": {FULL: {"rope_type": "default"}}}}, SLIDING),
+        (
+            {
+                "text_config": {
+                    "rope_parameters": {
+                        FULL: {"rope_type": "proportional", "partial_rotary_factor": 5},
+                        SLIDING: {"rope_type": "default"},
+                    }
+                }
+            },
+            "partial_rotary_factor",
+        ),
         ({"text_config": {"enable_moe_block": True}}, "enable_moe_block"),
         ({"text_config": {"hidden_activation": "x"}}, "hidden_act"),
         ({"text_config": {"intermediate_size": 40}}, "mlp"),

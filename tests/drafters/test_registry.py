@@ -81,6 +81,13 @@ def test_a_set_drafts_with_the_model_of_one_method_and_has_the_parameters_of_bot
     assert made not in (*all_methods(), *listed_methods())
 
 
+@pytest.mark.parametrize("first", ["dflash", "eagle3"])
+def test_the_k_of_a_set_is_not_limited_by_the_head_of_its_model(first: str) -> None:
+    alone, made = find_method(first), find_method(f"{first}+ngram_mod")
+    assert alone.deepest(alone.settings({}), lambda: None, lambda: None) < max(made.usual_ks)
+    assert made.deepest(made.settings({}), lambda: None, lambda: None) is None
+
+
 @pytest.mark.parametrize("method", ["ngram_mod", "draft_model+ngram"])
 def test_methods_of_serving_engines_are_not_built(method: str) -> None:
     parts = Parts(target=CountingRunner(), draft_runner=must_not_load, checkpoint=must_not_load)

@@ -101,3 +101,10 @@ def test_llama_cpp_ends_drafts_by_confidence_if_its_program_can(tmp_path):
         llama.adaptive(made, None, program(tmp_path, "--draft-min N"))
     with pytest.raises(UsageError, match=r"--spec-autotune needs flags .*--base-url"):
         llama.adaptive(made, None, program(tmp_path, "--spec-type SPEC --spec-autotune"))
+
+
+def test_llama_cpps_scheme_does_not_replace_a_p_min_that_is_measured():
+    made = deployment("draft_model")
+    stopping = replace(made.pairing, drafter=made.pairing.drafter.at_p_min(0.6))
+    with pytest.raises(UsageError, match=r"drafter-p0\.6.*0\.75 instead of 0\.6.*--adaptive"):
+        find_exporter("llama_cpp").adaptive(replace(made, pairing=stopping), None, None)

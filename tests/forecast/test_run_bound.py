@@ -75,6 +75,7 @@ def test_tested_tokens_give_the_bound_of_traces_and_untested_ones_bound_it_from_
     assert bound.least.estimate <= exact(texts) <= bound.hindsight.estimate
     assert bound.hindsight.estimate < bound.least.estimate + 0.05
     assert bound.hindsight.low is not None
+    assert bound.ks == (0, *KS)
 
 
 def test_untested_tokens_count_as_right_and_as_wrong():
@@ -116,10 +117,16 @@ def test_a_text_that_differs_from_that_of_k_0_is_left_out(texts):
 
 @pytest.mark.parametrize(
     "axes",
-    [{"temperature": 0.7}, {"concurrency": 4}, {"engine": "vllm"}, {"method": "ngram"}],
+    [
+        {"temperature": 0.7},
+        {"concurrency": 4},
+        {"engine": "vllm"},
+        {"method": "ngram"},
+        {"p_min": 0.6},
+    ],
 )
 def test_other_drafts_have_no_bound_by_rounds(texts, axes):
-    keys = [with_axes(BASE, **{n: v for n, v in axes.items() if n != "method"})]
+    keys = [with_axes(BASE, **{n: v for n, v in axes.items() if n not in ("method", "p_min")})]
     keys += [draft(k, **axes) for k in KS]
     plain, *rest = (measured(key, texts) for key in keys)
     cells = [plain, *(against(cell, plain) for cell in rest)]

@@ -20,6 +20,7 @@ from specbench.metrics.acceptance import (
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import measure
 from specbench.records import RoundLog
+from tests.cell_keys import with_axes
 
 
 def with_rounds(
@@ -133,3 +134,9 @@ def test_counts_are_also_reported_under_vllms_names(cell):
         mean_acceptance_length=2.2,
         draft_acceptance_rate=6 / 11,
     )
+
+
+@pytest.mark.parametrize("axes", [{"adaptive": True}, {"p_min": 0.6}])
+def test_rounds_that_choose_to_draft_less_have_no_conditional_rates(cell, axes):
+    """A position that they did not draft was not rejected there."""
+    assert conditional_acceptance_rate(replace(cell, key=with_axes(cell.key, **axes))) is None

@@ -148,6 +148,11 @@ def test_speedup_is_the_acceptance_length_over_its_break_even(cell):
     )
 
 
+@pytest.mark.parametrize("axes", [{"adaptive": True}, {"p_min": 0.6}])
+def test_rounds_that_choose_to_draft_less_do_not_show_the_cost_of_one_of_k_drafts(cell, axes):
+    assert "draft_cost_ratio" not in measure(replace(cell, key=with_axes(cell.key, **axes)))
+
+
 def test_draft_and_verify_costs_are_absent_if_not_timed_separately(cell):
     whole = tuple(
         replace(r, rounds=replace(r.rounds, draft_s=None, verify_s=None)) for r in cell.requests

@@ -97,6 +97,15 @@ def test_a_sentence_has_every_concurrency_of_an_adaptive_k(served: Document) -> 
     assert [point.kind for point in points] == [kinds[row.is_undecided] for row in rows]
 
 
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_a_sentence_says_whether_the_fixed_k_was_chosen_by_its_figures(
+    served: Document, is_confirmed: bool
+) -> None:
+    rows = tuple(replace(row, is_confirmed=is_confirmed) for row in served.adaptive)
+    for reason in adaptive_reasons(replace(served, adaptive=rows)):
+        assert (Kind.FAVORS_FIXED() in reason.figures["bound"]) is not is_confirmed
+
+
 def test_an_invalid_comparison_is_in_no_sentence(served: Document) -> None:
     rows = tuple(replace(row, valid=False) for row in served.adaptive)
     assert not [*adaptive_reasons(replace(served, adaptive=rows))]

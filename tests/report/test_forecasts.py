@@ -13,6 +13,7 @@ from specbench.records import (
     AdaptiveBound,
     Auto,
     EngineCost,
+    Fixed,
     Interval,
     Kind,
     Reason,
@@ -222,7 +223,11 @@ def test_a_k_is_to_be_kept_only_where_hindsight_gains_little(measured_here):
         check = replace(good, forecast=replace(good.forecast, adaptive=bound))
         keeps = [Kind.KEEP_K(k=4)] if hindsight.high <= 1.05 else []
         assert adaptive_reasons(check) == [
-            Kind.ADAPTIVE_BOUND(hindsight=hindsight, k=4),
+            Kind.ADAPTIVE_BOUND(
+                ks=tuple(p.num_speculative_tokens for p in good.forecast.points),
+                hindsight=hindsight,
+                k=4,
+            ),
             Kind.ADAPTIVE_PAST(past=bound.past),
             *keeps,
         ]
@@ -258,6 +263,11 @@ def test_the_share_of_k_auto_is_that_of_the_gain_in_hindsight(measured_here):
         *_, reason = adaptive_reasons(replace(good, forecast=forecast, auto=auto))
         assert (reason.kind is Kind.AUTO_REACHES) == (share is not None)
         assert reason.figures.get("share") == (share and pytest.approx(share))
+    # Over another K than that of the forecast, it is not a share of that gain.
+    other = replace(forecast.key, draft=replace(forecast.key.draft, length=Fixed(2)))
+    of_other = replace(auto, best_fixed=other, decode=Interval(estimate=1.05, low=1.01, high=1.1))
+    reasons = adaptive_reasons(replace(good, forecast=forecast, auto=of_other))
+    assert Kind.AUTO_REACHES not in {reason.kind for reason in reasons}
 
 
 def test_unmeasured_cells_are_not_reported_as_measured(measured_here):

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,40 @@ def test_steady_traffic_gives_no_alarm():
         assert length.low < length.estimate < length.high < 1.03 * length.estimate
 
 
+def busy_windows(rng, number, concurrency=16, length=12):
+    """A server that decodes `concurrency` requests at once, each over about `length` windows."""
+    left = rng.integers(1, length + 1, concurrency)
+    easier = rng.normal(0, 0.08, concurrency)
+    for _ in range(number):
+        chances = np.clip(np.array(CODE)[:, None] + easier, 0.0, 0.98)
+        kept = (rng.random((20, *chances.shape)) < chances).cumprod(1)
+        at = kept.sum((0, 2)).astype(float)
+        rounds, accepted = 20.0 * concurrency, float(at.sum())
+        left -= 1
+        ended = left == 0
+        counters = Counters(
+            engine="vllm",
+            num_rounds=rounds,
+            num_draft_tokens=K * rounds,
+            num_accepted=accepted,
+            num_accepted_at=tuple(at),
+            num_tokens=rounds + accepted,
+            num_requests=float(ended.sum()),
+            num_in_progress=float(concurrency),
+        )
+        yield Window(began_at="", seconds=5.0, counters=counters)
+        left[ended] = rng.integers(length // 2, 3 * length // 2, ended.sum())
+        easier[ended] = rng.normal(0, 0.08, ended.sum())
+
+
+def test_requests_that_last_for_many_windows_give_no_alarm():
+    """The rounds of a request are alike, and so are windows that have most requests in common."""
+    for seed in range(3):
+        traffic, found = watched(busy_windows(np.random.default_rng(seed), 2_000))
+        assert found == []
+        assert len(traffic.batches) > 100
+
+
 def test_intervals_contain_the_mean_of_all_traffic():
     """At 95%, fewer than 82 of 100 in 1 of 100,000 seeds."""
     rng = np.random.default_rng(4)
@@ -125,6 +160,49 @@ def test_none_or_all_accepted_is_probably_a_fault(chances, kind):
         windows[i] = Window(began_at="", seconds=5.0, counters=counted)
     _, found = watched(windows)
     assert [reason.kind for _, reason in found] == [kind]
+
+
+def of_server(**counts):
+    return Window(began_at="", seconds=5.0, counters=Counters(engine="sglang", **counts))
+
+
+def test_a_counter_that_appears_with_the_first_request_was_0_before():
+    """Some servers create a counter when they first count."""
+    rng = np.random.default_rng(3)
+    windows = [window(rng, CODE) for _ in range(6)]
+    (late, found), (known, _) = watched([of_server(num_tokens=0.0), *windows]), watched(windows)
+    assert found == []
+    assert late.total.num_rounds == known.total.num_rounds
+    assert late.total.num_positions == K
+    assert late.length == known.length
+    assert len(late.batches) == 6
+
+
+def test_a_pause_before_a_batch_is_not_part_of_it():
+    """A change is dated to the traffic that shows it, not to the idle hours before it."""
+    rng = np.random.default_rng(0)
+    windows = [window(rng, CODE) for _ in range(40)] + [window(rng, PROSE) for _ in range(20)]
+    windows = [replace(w, began_at=f"{i:02}") for i, w in enumerate(windows)]
+    idle = replace(of_server(num_rounds=0.0, num_tokens=0.0), began_at="idle")
+    (_, found), (_, after_pauses) = watched(windows), watched([*windows[:40], idle, *windows[40:]])
+    assert [reason for _, reason in found] == [reason for _, reason in after_pauses]
+
+
+def test_a_summary_has_the_requests_in_progress_at_its_end():
+    rng = np.random.default_rng(0)
+    windows = [window(rng, CODE) for _ in range(3)]
+    counted = [replace(w.counters, num_in_progress=float(n)) for n, w in enumerate(windows, 4)]
+    traffic, _ = watched(replace(w, counters=c) for w, c in zip(windows, counted, strict=True))
+    assert traffic.total.num_in_progress == 6
+    assert traffic.mean_in_progress == 5
+
+
+def test_drafts_without_a_count_of_rounds_are_not_called_none():
+    """TensorRT-LLM counts draft tokens, but no rounds."""
+    counted = of_server(num_tokens=900.0, num_draft_tokens=800.0, num_accepted=500.0)
+    traffic, _ = watched([counted] * 4)
+    reasons = summary_of(traffic, [], None, None).reasons
+    assert reasons == (Kind.ROUNDS_NOT_COUNTED(accepted=2000.0, drafted=3200.0),)
 
 
 def costs(*, draft, verify, concurrency=1, **of_run):

@@ -383,6 +383,11 @@ def adaptive(
     ik_llama.cpp, which tunes its drafts while it serves (pull request 1595; common/spec-tuner.cpp
     of 2026-08-15), has other flags, and streams no token ids.
     """
+    if deployment.p_min:
+        raise UsageError(
+            f"{deployment.pairing.name}: llama.cpp adapts by a p_min of {_P_MIN} instead of "
+            f"{deployment.p_min:g}; leave out --adaptive, or --draft-p-min"
+        )
     flag = "--spec-draft-p-min" if _dialect(version, deployment.method).is_new else "--draft-p-min"
     server = str(program or "llama-server")
     options = _help((server, "--help"))
