@@ -25,7 +25,8 @@ def import_results(
             metavar="FILE[#k=K]",
             help=(
                 "Results of vllm bench, aiperf, guidellm, SGLang, trtllm-bench or specdec_bench, "
-                "folders, or acceptance files; #k=4 gives K, #thinking_on chooses a curve."
+                "folders, acceptance files, or rows of `report --row`; #k=4 gives K, #thinking_on "
+                "chooses a curve."
             ),
         ),
     ],

@@ -1,14 +1,20 @@
-"""`specbench report`: pages and tables of stored runs."""
+"""`specbench report`: pages and tables of stored runs, and rows to share."""
 
+import json
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specbench.cli import options
 from specbench.errors import UsageError
 from specbench.settings.words import parse_limits, parse_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specbench.report.document import Document
 
 
 def report(
@@ -30,6 +36,14 @@ def report(
     runs_dir: options.RunsDir = options.RUNS_DIR,
     as_json: options.AsJson = False,
     verbose: options.Verbose = False,
+    is_row: Annotated[
+        bool,
+        typer.Option(
+            "--row",
+            help="Print only a row to share for each answer: a Markdown table, or with --json a "
+            "JSON object per line.",
+        ),
+    ] = False,
     is_opened: Annotated[
         bool, typer.Option("--open", help="Open the page in your browser.")
     ] = False,
@@ -38,6 +52,8 @@ def report(
     from specbench.report.write import FORMATS, write_report
 
     chosen = parse_names("--format", formats, FORMATS)
+    if is_opened and is_row:
+        raise UsageError("--open shows a page, and --row writes none; leave one of them out")
     if is_opened and "html" not in chosen:
         raise UsageError(f"--open shows the page, and --format {formats!r} has no html")
     limits = None if slo is None else parse_limits(slo)
@@ -51,6 +67,9 @@ def report(
     from specbench.report.document import build_document
 
     documents = [build_document(run) for run in stored]
+    if is_row:
+        _print_rows(documents, as_json=as_json)
+        return
     paths = write_report(stored, documents, chosen, stored[-1].folder)
     if as_json:
         print_documents(documents)
@@ -60,6 +79,22 @@ def report(
         print_answer(documents[-1], paths, is_verbose=verbose)
     if is_opened:
         _open(next(path for path in paths if path.suffix == ".html"))
+
+
+def _print_rows(documents: "Sequence[Document]", *, as_json: bool) -> None:
+    """Prints a row per answer; UsageError without an answer."""
+    from specbench.report.rows import rows, table
+
+    shared = [row for document in documents for row in rows(document)]
+    if not shared:
+        runs = ", ".join(document.run.run_id for document in documents)
+        raise UsageError(
+            f"--row: no answer in run {runs}: no K > 0 was compared with K = 0; measure one: "
+            "specbench sweep-k -k 0..8"
+        )
+    as_line = (json.dumps(row, allow_nan=False) for row in shared)
+    for line in as_line if as_json else table(shared):
+        typer.echo(line)
 
 
 def _open(page: Path) -> None:

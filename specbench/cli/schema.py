@@ -12,14 +12,14 @@ from specbench.settings.words import one_of
 if TYPE_CHECKING:
     from specbench.doc import JsonObject
 
-_COMMANDS = ("run", "sweep-k", "report", "verify", "check", "history", "recommend", "watch")
+_COMMANDS = ("run", "sweep-k", "report", "verify", "check", "history", "recommend", "watch", "row")
 
 
 def schema(
     command: Annotated[
         str,
         typer.Argument(
-            help="Command whose --json is described.",
+            help="Command whose --json is described; row: `report --row`.",
             metavar="|".join(_COMMANDS),
             autocompletion=lambda: [*_COMMANDS],
         ),
@@ -41,7 +41,7 @@ def json_schema(command: str) -> dict[str, Any]:
     from specbench.doc import schema_of
 
     draft = "https://json-schema.org/draft/2020-12/schema"
-    title = f"specbench {command} --json"
+    title = f"specbench {'report --row' if command == 'row' else command} --json"
     return {"$schema": draft, "title": title, **schema_of(_document(command).type)}
 
 
@@ -55,6 +55,8 @@ def _document(command: str) -> "JsonObject":
             from specbench.report.history import DOCUMENT
         case "recommend":
             from specbench.report.recommendation import DOCUMENT
+        case "row":
+            from specbench.report.rows import ROW as DOCUMENT
         case "watch":
             from specbench.watch.report import DOCUMENT
         case _:

@@ -5,6 +5,7 @@ name, shape, type and offset of each tensor. It is untrusted: no more is allocat
 Sources: docs/gguf.md of ggml; src/llama-vocab.cpp of llama.cpp (October 2026) for missing keys.
 """
 
+import hashlib
 import math
 import re
 import struct
@@ -84,6 +85,7 @@ class GgufFile:
     keys: Mapping[str, Any]  # long arrays of numbers are left out
     tensors: Mapping[str, TensorHeader]  # `nbytes` is 0 for types that are not in `_TYPES`
     nbytes: int  # of all tensors
+    header_sha256: str  # of all bytes before the tensors; of several files, of their hashes
 
     def number(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 0 under a key of the architecture, such as `block_count`."""
@@ -328,7 +330,13 @@ def read_gguf(path: Path) -> GgufFile:
             )
         files += [_read_file(path.with_name(name)) for name in names[1:]]
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
-    file = replace(files[0], tensors=tensors, nbytes=sum(file.nbytes for file in files))
+    hashes = [file.header_sha256 for file in files]
+    file = replace(
+        files[0],
+        tensors=tensors,
+        nbytes=sum(file.nbytes for file in files),
+        header_sha256=hashes[0] if len(files) == 1 else _sha256("".join(hashes).encode()),
+    )
     file.require_keys()
     return file
 
@@ -341,6 +349,10 @@ def _read_file(path: Path) -> GgufFile:
             return _Header(path, opened, opened.seek(0, 2)).read()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}; name a GGUF file") from error
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 class _Header:
@@ -367,12 +379,19 @@ class _Header:
         alignment = keys.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 2**20:
             self._fail(f"has a general.alignment of {str(alignment)[:40]}; {_REDOWNLOAD}")
-        begin = -(-self._opened.tell() // alignment) * alignment
+        end = self._opened.tell()
+        begin = -(-end // alignment) * alignment
         ends = (begin + tensor.begin + tensor.nbytes for tensor in tensors.values())
         if (missing := max(ends, default=0) - self._size) > 0:
             self._fail(f"ends {missing:,} bytes before its tensors do; {_REDOWNLOAD}")
-        nbytes = max(self._size - begin, 0)
-        return GgufFile(path=self._path, keys=keys, tensors=tensors, nbytes=nbytes)
+        self._opened.seek(0)
+        return GgufFile(
+            path=self._path,
+            keys=keys,
+            tensors=tensors,
+            nbytes=max(self._size - begin, 0),
+            header_sha256=_sha256(self._opened.read(end)),
+        )
 
     def _tensor(self) -> tuple[str, TensorHeader]:
         name = self._string()

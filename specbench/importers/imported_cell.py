@@ -24,6 +24,7 @@ from specbench.records import (
     Request,
     RequestRecord,
     Result,
+    StatedAnswer,
 )
 from specbench.stats.rounds import rates_of_length
 
@@ -68,6 +69,8 @@ class ParsedResult:
     requests: tuple[RequestRecord, ...] = ()
     warnings: tuple[Reason, ...] = ()
     parameters: str = ""  # those that a sweep varied, if no other field has them
+    axes: Mapping[str, object] = field(default_factory=dict)  # entries of a flat key that it has
+    stated: StatedAnswer | None = None
 
     @property
     def target(self) -> str:
@@ -158,6 +161,8 @@ def to_cell(
         if k
         else DraftConfig.none,
     )
+    if parsed.axes:
+        key = CellKey.of_flat({**key.flat, **parsed.axes})
     figures = _known(parsed.figures)
     has_acceptance = any("accept" in name for name in figures)
     requests, fault = parsed.requests, faulty_streams(parsed.requests, k)
@@ -186,6 +191,7 @@ def to_cell(
                 *parsed.warnings,
                 *(_without_acceptance(parsed) if k and not has_acceptance else ()),
             ),
+            stated=parsed.stated,
         ),
     )
 

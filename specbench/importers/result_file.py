@@ -1,9 +1,10 @@
-"""JSON or YAML of other tools, read strictly: every error names the file and the key."""
+"""JSON, YAML or Markdown tables, read strictly: every error names the file and the key."""
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -147,7 +148,8 @@ def parse_digits(text: str, most: int = 999_999) -> int | None:
 
 
 def read_results(file: Path) -> tuple[JsonObject, ...]:
-    """The JSON object of a file, or those of its list or lines; UsageError names file and place."""
+    """The JSON object of a file, or those of its list or lines, or the rows of its Markdown tables
+    as texts by header; UsageError names file and place."""
     try:
         if file.stat().st_size > MAX_BYTES:
             raise UsageError(f"{file}: larger than {MAX_BYTES >> 20} MiB; this cannot be a result")
@@ -164,6 +166,11 @@ def read_results(file: Path) -> tuple[JsonObject, ...]:
     digest = hashlib.sha256(content).hexdigest()
     if file.suffix.lower() in (".yaml", ".yml"):
         return (_result(str(file), file.name, digest, _parse_yaml(file, lines)),)
+    if file.suffix.lower() in (".md", ".markdown"):
+        rows = list(_table_rows(file, lines))
+        if not rows:
+            raise UsageError(f"{file}: the page has no table with headers and a row")
+        return tuple(_result(place, file.name, digest, row) for place, row in rows)
     if len(lines) > 1 and _is_object(lines[0][1]):
         return tuple(
             _result(place, file.name, digest, _parse(place, line))
@@ -182,6 +189,35 @@ def _parse_yaml(file: Path, lines: Iterable[tuple[int, str]]) -> Any:
         comments = takewhile(lambda line: line.startswith("#"), (text for _, text in lines))
         values[COMMENTS] = [comment.strip("# \r") for comment in comments]
     return values
+
+
+_RULE = re.compile(r":?-+:?")  # below the headers of a table
+_BAR = re.compile(r"(?<!\\)\|")  # between cells
+
+
+def _table_rows(
+    file: Path, lines: Iterable[tuple[int, str]]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The place of each row of a page's tables, and its cells by header; UsageError."""
+    rows = [(f"{file}:{n}", _cells(text.strip())) for n, text in lines]
+    headers: tuple[str, ...] = ()
+    for (place, cells), (_, below) in zip(rows, (*rows[1:], ("", ())), strict=True):
+        if _is_rule(below) or not cells:
+            headers = cells
+        elif headers and not _is_rule(cells):
+            if len(cells) != len(headers):
+                raise UsageError(f"{place}: {len(cells)} cells below {len(headers)} headers")
+            yield place, dict(zip(headers, cells, strict=True))
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    """The cells of a table's row; empty for other text."""
+    cells = _BAR.split(line)[1:-1] if line.startswith("|") else ()
+    return tuple(cell.strip().replace("\\|", "|") for cell in cells)
+
+
+def _is_rule(cells: Collection[str]) -> bool:
+    return bool(cells) and all(map(_RULE.fullmatch, cells))
 
 
 def _is_object(line: str) -> bool:

@@ -221,9 +221,13 @@ def summarize_imported(
 
 def import_warnings(records: Sequence[ImportedRecord]) -> tuple[Reason, ...]:
     """Warnings about a run that was imported; empty for one measured here."""
+    rows = [record for record in records if record.stated]
+    if rows:
+        rest = [record for record in records if not record.stated]
+        return (Kind.THEIRS(tools=_tools(rows)), *import_warnings(rest))
     if not records:
         return ()
-    tools = tuple(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))
+    tools = _tools(records)
     units = (
         *(["requests"] if any(record.requests for record in records) else []),
         *(["repeats"] if any(record.num_repeats > 1 for record in records) else []),
@@ -231,6 +235,11 @@ def import_warnings(records: Sequence[ImportedRecord]) -> tuple[Reason, ...]:
     if not units:
         return (Kind.IMPORTED_POINTS(tools=tools),)
     return (Kind.IMPORTED(tools=tools, units=units),)
+
+
+def _tools(records: Iterable[ImportedRecord]) -> tuple[str, ...]:
+    """Each tool with its version."""
+    return tuple(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))
 
 
 def _imported_summary(
@@ -246,7 +255,8 @@ def _imported_summary(
         pairs = zip(cell.requests, baseline, strict=True)
         requests = tuple(replace(r, prompt_id=plain.prompt_id) for r, plain in pairs)
         cell = replace(cell, requests=requests, baseline=baseline)
-    reasons = tuple(_broken_figures(key, record))
+    stated = record.stated
+    reasons = (*(stated.invalid_reasons if stated else ()), *_broken_figures(key, record))
     curve = record.figures.get("acceptance_rate_per_position")
     (summary,) = summarize([cell])
     metrics = {**summary.metrics, **record.figures}
@@ -264,10 +274,15 @@ def _imported_summary(
         summary,
         valid=not reasons,
         invalid_reasons=reasons,
-        num_prompts=summary.num_prompts or (record.num_requests or 0) - (record.num_failed or 0),
+        num_prompts=(stated.num_prompts if stated else None)
+        or summary.num_prompts
+        or (record.num_requests or 0) - (record.num_failed or 0),
         num_requests=record.num_requests or 0,
         metrics=dict(sorted(metrics.items())),
-        speedup=summary.speedup or (interval(ratio) if ratio else None),
+        speedup=stated.speedup
+        if stated
+        else summary.speedup or (interval(ratio) if ratio else None),
+        speedup_end_to_end=stated.end_to_end if stated else summary.speedup_end_to_end,
         warnings=(*record.warnings, *suspicious_acceptance(curve)),
     )
 

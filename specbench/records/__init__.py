@@ -55,6 +55,7 @@ from specbench.records.measured import (
     RoundLog,
     RoundTimeline,
     SamplesRecord,
+    StatedAnswer,
 )
 from specbench.records.provenance import (
     SESSIONS_PER_K,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from specbench.doc import Doc
 from specbench.records.reasons import Reason
 from specbench.records.requests import Request
+from specbench.stats.summaries import Interval
 
 ALL_PROMPTS = "*"  # in place of the prompt of a block that serves all prompts
 
@@ -401,6 +402,18 @@ class FirstDifference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StatedAnswer:
+    """An answer that somebody else measured with specbench, as the row of it states."""
+
+    speedup: Annotated[Interval | None, Doc("of decoding; absent if unknown", "x")]
+    end_to_end: Annotated[Interval | None, Doc("of whole requests; absent if unknown", "x")]
+    num_prompts: Annotated[int | None, Doc("behind them; absent if unknown", "prompts")]
+    invalid_reasons: Annotated[
+        tuple[Reason, ...], Doc("why the measurement is not valid; empty if it is, or if unknown")
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ImportedRecord:
     """The figures of one cell from a result file of another tool.
 
@@ -433,3 +446,6 @@ class ImportedRecord:
     warnings: Annotated[
         tuple[Reason, ...], Doc("what the tool's way of counting means for them")
     ] = ()
+    stated: Annotated[
+        StatedAnswer | None, Doc("the answer in a row of `report --row`; else absent")
+    ] = None

@@ -849,6 +849,11 @@ class Kind(StrEnum):
         "imported from {tools:commas}: figures as reported by that tool; no interval without "
         "repeats or the times of single requests, and no K is chosen",
     )
+    THEIRS = (
+        "theirs",
+        "rows of {tools:commas}: measured by others on their machines; speedups, intervals and "
+        "validity are theirs, and were not checked here",
+    )
 
     # What to look at again in the sessions of a server.
     OF_SESSIONS = "of_sessions", "{engine}, {k:K}{more:more}: {because:all}"
@@ -887,6 +892,7 @@ class Kind(StrEnum):
 
     # What the counts of another tool mean.
     CONDITIONS = "conditions", "conditions in the file: {facts:all}"
+    STATED_INVALID = "stated_invalid", "its row says that it is not valid{because:colon}"
     CANCELLED = "cancelled", "the run was cancelled"
     PAST_THE_END = (
         "past_the_end",

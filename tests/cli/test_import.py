@@ -197,7 +197,8 @@ def test_random_prompts_and_a_servers_running_average_are_warned_of(tmp_path):
         ((VLLM[1], "--pairing", "llama"), "expected target/drafter"),
         ((VLLM[1], "--pairing", "/head"), "expected target/drafter"),
         ((VLLM[1], "--method", "magic"), "unknown method 'magic'"),
-        ((FILES / "README.md", *TOLD), "README.md: not JSON"),
+        ((__file__, *TOLD), "test_import.py: not JSON"),
+        ((FILES / "README.md", *TOLD), "README.md: the page has no table"),
     ],
 )
 def test_import_exits_2_for_invalid_arguments_and_stores_nothing(tmp_path, arguments, complaint):

@@ -11,7 +11,7 @@ from specbench.doc import docs_of
 from specbench.records import CellSummary
 from tests.cli.calls import specbench
 
-DOCUMENTS = ("run", "verify", "check", "history", "recommend")
+DOCUMENTS = ("run", "verify", "check", "history", "recommend", "row")
 
 
 def rows(command, cwd):

@@ -74,6 +74,20 @@ def test_the_shards_of_a_model_are_read_together(tmp_path: Path) -> None:
     write_gguf(second, split__count=2, tensors={"blk.0.attn_q.weight": (32, 32)})
     whole = read_gguf(first)
     assert (len(whole.tensors), whole.nbytes) == (2, 332 * 34)
+    hashes = {whole.header_sha256}
+    write_gguf(second, split__count=2, tensors={"blk.0.attn_k.weight": (32, 32)})
+    hashes.add(read_gguf(first).header_sha256)
+    assert len(hashes) == 2
+
+
+def test_the_hash_of_a_header_does_not_depend_on_weights_or_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf")
+    content = path.read_bytes()
+    other = tmp_path / "b.gguf"
+    other.write_bytes(content[:-1] + b"x")
+    assert read_gguf(other).header_sha256 == read_gguf(path).header_sha256
+    changed = write_gguf(tmp_path / "c.gguf", llama__context_length=8192)
+    assert read_gguf(changed).header_sha256 != read_gguf(path).header_sha256
 
 
 def test_a_name_too_long_for_a_file_is_a_model_error() -> None:

@@ -387,6 +387,7 @@ def test_each_format_recognizes_only_its_results():
         "golden acceptance lengths",
         "guidellm",
         "sglang bench_serving",
+        "specbench report --row",
         "specdec_bench",
         "speculation_profile.json",
         "trtllm-bench",

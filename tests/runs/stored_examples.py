@@ -29,6 +29,7 @@ from specbench.records import (
     RunRecord,
     SamplesRecord,
     ServerRecord,
+    StatedAnswer,
     TraceRecord,
 )
 from specbench.runs import SCHEMA_VERSION
@@ -232,6 +233,12 @@ IMPORTED = ImportedRecord(
     num_failed=1,
     figures={"acceptance_rate": 0.7, "acceptance_rate_per_position": (0.8, 0.6)},
     warnings=(Kind.CONDITIONS(facts=("batch 8",)), Kind.CHUNKS()),
+    stated=StatedAnswer(
+        speedup=Interval(estimate=1.5, low=1.25, high=1.75),
+        end_to_end=Interval(estimate=1.5, low=None, high=None),
+        num_prompts=8,
+        invalid_reasons=(Kind.STATED_INVALID(because="too few"),),
+    ),
 )
 COST = RoundCost(
     cell_ids=(KEY.id,),
