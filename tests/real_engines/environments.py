@@ -22,7 +22,9 @@ VLLM = ENGINES / "vllm" / "bin" / "python"
 LLAMA_CPP = ENGINES / "llama_cpp" / "vendor" / "llama.cpp"
 LLAMA_SERVER = LLAMA_CPP / "build" / "bin" / "llama-server"
 GGUF = ENGINES / "gguf"
-GLM = ENGINES / "gguf-glm" / "glm.gguf"  # the bundled target in 64 layers, with an MTP layer
+GLM = (
+    ENGINES / "gguf-glm" / "glm.gguf"
+)  # the bundled target, as slow as a larger one, with an MTP layer
 POOR = ENGINES / "gguf-poor" / "poor.gguf"  # elsewhere, so that `pair target.gguf` does not list it
 
 MODELS = Path(__file__).parents[2] / "specbench" / "demo" / "models"

@@ -317,7 +317,7 @@ _PROMPT = (
 
 
 def test_pair_finds_the_mtp_layers_of_a_file_and_a_k_that_pays(tmp_path):
-    """A tiny model's rounds are dominated by the engine; this one has 64 layers."""
+    """A tiny model's tokens cost as much together as alone; those of this one do not."""
     words = (GLM.name, *STARTED[2:], "--engine-args", " ".join(EXACT), "--time-budget", "5m")
     workload = ("-w", DEMO_WORKLOADS / "code.jsonl", "--runs-dir", tmp_path)
     ran = specbench("pair", *words, *workload, cwd=GLM.parent)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -52,10 +51,10 @@ def test_a_shift_of_traffic_is_named_within_twenty_requests(started, trial, tmp_
     command, environment = started("draft")
     with process(command, tmp_path / "log", **environment) as (root, _):
         _send(root, "code", 2, trial)
-        with _watching(root) as lines:
+        with _watching(root, out := tmp_path / "lines"):
             _send(root, "code", REQUESTS, trial)
             answered = _send(root, "chat", REQUESTS, trial)
-    assert _requests_until_named(lines(), answered) <= 20
+    assert _requests_until_named(out, answered) <= 20
 
 
 @pytest.mark.parametrize("trial", [1, 2])
@@ -64,38 +63,36 @@ def test_a_draft_that_was_swapped_at_a_restart_is_named(started, trial, tmp_path
     command, environment = started("draft")
     with process(command, tmp_path / "log", port, **environment) as (root, _):
         _send(root, "code", 2, trial)
-        watching = _watching(root)
-        lines = watching.__enter__()
+        watching = _watching(root, out := tmp_path / "lines")
+        watching.__enter__()
         _send(root, "code", REQUESTS, trial)
     command, environment = started(POOR.stem)
     with process(command, tmp_path / "log", port, **environment) as (root, _):
         answered = _send(root, "code", REQUESTS, trial)
         watching.__exit__(None, None, None)
-    assert _requests_until_named(lines(), answered) <= 20
+    assert _requests_until_named(out, answered) <= 20
 
 
 @contextmanager
-def _watching(root: str) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """While it is open, the server is watched; afterwards the lines are there."""
+def _watching(root: str, out: Path) -> Iterator[None]:
+    """While it is open, the server is watched; afterwards the lines are in `out`."""
     words = [sys.executable, "-m", "specbench", "watch", "--base-url", root, "--json"]
-    watch = subprocess.Popen(
-        [*words, "--every", "0.2s", "--for", "30m"], stdout=subprocess.PIPE, text=True
-    )
-    time.sleep(5)  # the first reading
-    found: list[dict[str, Any]] = []
-    try:
-        yield lambda: found
-        time.sleep(2)  # the last one
-        watch.terminate()
-        out, _ = watch.communicate(timeout=60)
-    finally:
-        watch.kill()
-    found += map(json.loads, out.splitlines())
-    assert found[-1]["part"] == "summary"
+    with out.open("w") as stream:
+        watch = subprocess.Popen([*words, "--every", "0.2s", "--for", "30m"], stdout=stream)
+        try:
+            time.sleep(5)  # the first reading
+            yield
+            time.sleep(2)  # the last one
+            watch.terminate()
+            watch.wait(timeout=60)
+        finally:
+            watch.kill()
 
 
-def _requests_until_named(lines: Sequence[dict[str, Any]], answered: Sequence[float]) -> int:
+def _requests_until_named(out: Path, answered: Sequence[float]) -> int:
     """Requests that were answered from the change on until a line named it; no line before may."""
+    lines = [*map(json.loads, out.read_text().splitlines())]
+    assert lines[-1]["part"] == "summary"
     named = [line for line in lines if line["part"] == "interval" and line["reasons"]]
     assert named
     print([reason["text"] for line in named for reason in line["reasons"]])

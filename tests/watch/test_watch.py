@@ -129,6 +129,17 @@ def test_a_change_is_named_within_twenty_requests(after, kind):
     assert 2 * max(delays) <= 20
 
 
+def test_windows_of_a_server_that_has_not_drafted_yet_are_no_traffic():
+    """vLLM has no counters of drafts before its first request, also after a restart."""
+    rng = np.random.default_rng(3)
+    empty = Window(began_at="", seconds=5.0, counters=Counters(engine="vllm", num_tokens=0.0))
+    before, after = ([window(rng, chances) for _ in range(20)] for chances in (CODE, PROSE))
+    traffic, found = watched([empty, *before, empty, *after])
+    assert [reason.kind for _, reason in found] == [Kind.ACCEPTANCE_MOVED]
+    assert len(traffic.batches) == 40
+    assert traffic.total.num_requests == 80
+
+
 @pytest.mark.parametrize(
     ("chances", "kind"), [((0.0,) * K, Kind.NONE_ACCEPTED), ((1.0,) * K, Kind.ALL_ACCEPTED)]
 )
