@@ -150,7 +150,9 @@ def build_document(stored: StoredRun) -> Document:
             is_cut_short=choice.leader is not None and is_cut_short(stored.run, choice.leader),
             num_unmeasured=has_budget * sum(_competes(key, choice) for key in missing),
         )
-        for choice in map(choose, by_question((*cells, *(c for c in imported if c.speedup))))
+        for choice in map(
+            choose, by_question((*cells, *(c for c in imported if c.speedup or not c.valid)))
+        )
     ]
     curves = context_curves(cells)
     adaptive = compare_adaptive(explored, confirmation)

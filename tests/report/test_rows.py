@@ -213,6 +213,10 @@ def test_what_a_row_lacks_is_unknown_and_never_no(tmp_path: Path) -> None:
         ({}, SpeedupVerdict.FASTER),
         ({"valid": False, "invalid_reasons": ["the GPU was throttled"]}, SpeedupVerdict.UNDECIDED),
         ({"speedup": {"estimate": 1.5, "low": None, "high": None}}, SpeedupVerdict.UNDECIDED),
+        (
+            {"speedup": None, "valid": False, "invalid_reasons": ["client-bound"]},
+            SpeedupVerdict.UNDECIDED,
+        ),
     ],
 )
 def test_only_a_valid_row_with_an_interval_decides(
