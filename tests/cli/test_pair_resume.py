@@ -56,9 +56,9 @@ def test_the_printed_resume_command_completes_and_ranks(tiny, interrupted):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("./target --draft ngram", "leave out --draft, --discover and --dry-run"),
-        ("./target --discover", "leave out --draft, --discover and --dry-run"),
-        ("./target --dry-run", "leave out --draft, --discover and --dry-run"),
+        ("./target --draft ngram", "leave out --draft, --draft-p-min, --discover and --dry-run"),
+        ("./target --discover", "leave out --draft, --draft-p-min, --discover and --dry-run"),
+        ("./target --dry-run", "leave out --draft, --draft-p-min, --discover and --dry-run"),
         ("./target --measure-top 2", "was started with 1; leave it out"),
         ("./target --seed 5", "started with different settings (--seed)"),
         ("./draft", "ranks drafters for target, not for draft"),
