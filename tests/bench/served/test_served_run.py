@@ -3,12 +3,15 @@
 import json
 import re
 from collections import Counter
+from math import inf
 
 import pytest
 
 from specbench.errors import UsageError
+from specbench.metrics import aggregate
 from specbench.records import Kind
 from specbench.report.document import build_document
+from specbench.servers import traffic
 from specbench.stats.crossed import MIN_CYCLES
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.served_runs import fake, measured, servers_left, settings_for
@@ -139,6 +142,8 @@ def test_counts_that_differ_from_the_servers_are_a_warning(tmp_path, monkeypatch
 
 def test_concurrent_requests_are_served_by_the_same_start(tmp_path, monkeypatch):
     fake(monkeypatch, tmp_path)
+    monkeypatch.setattr(traffic, "PAUSE_S", inf)  # a busy machine's leave requests out
+    monkeypatch.setattr(aggregate, "MAX_CLIENT_LAG", inf)  # and make cells client-bound
     settings = settings_for(tmp_path, concurrency=(1, 3), num_speculative_tokens=(0, 2))
     stored = measured(tmp_path, settings)
     explored = [server for server in stored.servers if "explore" in server.place]
