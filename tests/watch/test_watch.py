@@ -3,20 +3,24 @@
 The traffic is simulated from the rounds of recorded requests (tests/stats/test_recorded_sweep.py).
 """
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from specbench.errors import ServerError
 from specbench.forecast.cost_curve import curve_from
 from specbench.records import EngineCost, Kind
 from specbench.servers.metrics_page import Counters
 from specbench.watch.k_forecast import best_of, curve_near, forecasts
 from specbench.watch.report import DOCUMENT, has_fault, summary_of
+from specbench.watch.server import windows
 from specbench.watch.traffic import Traffic, Window
 from tests.servers.http_server import Handler, serving_with
 
@@ -348,3 +352,20 @@ def test_a_server_without_drafts_or_without_counters_is_told():
         assert (done.returncode, "no page of counters" in done.stderr) == (2, True)
     done = run("--base-url", "http://localhost:1", "--for", "1s", "--every", "5s")
     assert (done.returncode, "--every" in done.stderr) == (2, True)
+
+
+def test_a_server_that_is_lost_is_told_once():
+    answers = iter([0.0, None, None, None, 1.0])
+
+    async def counters():
+        if (rounds := next(answers, 2.0)) is None:
+            raise ServerError("gone")
+        return Counters(engine="vllm", num_rounds=rounds)
+
+    async def watch():
+        client = SimpleNamespace(address=SimpleNamespace(root="http://a"))
+        server = SimpleNamespace(counters=counters, client=client)
+        return [seen async for seen in windows(server, seconds=0.3, every_s=0.02)]
+
+    told = [seen for seen in asyncio.run(watch()) if isinstance(seen, str)]
+    assert told == ["gone", "it answers again"]
