@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from specbench.doc import Doc
-from specbench.records.keys import CellKey, Condition, DraftConfig
+from specbench.records.keys import CellKey, Condition, DraftConfig, lossy_mark
 from specbench.records.reasons import Reason
 from specbench.stats.summaries import Interval
 
@@ -196,8 +196,7 @@ class Decision:
     @property
     def mark(self) -> str:
         """What every sentence about it ends with, such as ` [lossy: typical]`."""
-        rule = self.leader.draft.lossy
-        lossy = "" if rule is None else f" [lossy: {rule}]"
+        lossy = lossy_mark(self.leader.draft.lossy)
         return f"{lossy} [synthetic]" if self.is_synthetic else lossy
 
     @property

@@ -256,6 +256,11 @@ _LEFT_OUT: Mapping[str, Any] = {
 }
 
 
+def lossy_mark(rule: str | None) -> str:
+    """What every sentence about a lossy rule ends with, such as ` [lossy: typical]`."""
+    return "" if rule is None else f" [lossy: {rule}]"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftConfig:
     """A draft configuration: drafter, method, number of draft tokens, and a lossy rule if any."""

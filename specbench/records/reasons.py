@@ -123,7 +123,7 @@ class Kind(StrEnum):
         "{cell}: undecided: {variant} against {other} is {speedup:range}",
     )
     # An adaptive K or a serving engine's own scheme, at each number of concurrent requests.
-    ADAPTIVE = "adaptive", "{cell}: {scheme} is {because:commas}{bound:also}"
+    ADAPTIVE = "adaptive", "{cell}: {scheme} is {because:commas}{bound:also}{rule:lossy}"
     ADAPTIVE_DIFFERS = (
         "adaptive_differs",
         "{speed:faster} than {k:K}{concurrency:at}",

@@ -152,6 +152,7 @@ def adaptive_reasons(document: Document) -> Iterator[Reason]:
                 for row in rows
             ),
             bound=(*_selection(rows), *_bound(document, rows)),
+            rule=key.draft.lossy,
         )
 
 

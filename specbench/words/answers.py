@@ -7,6 +7,7 @@ from typing import Any
 
 from specbench.doc import Doc, JsonObject, Key, Several, keys_of
 from specbench.records import Decision, Kind, Reason, SpeedupVerdict, ranges
+from specbench.records.keys import lossy_mark
 from specbench.words.numbers import (
     break_even_text,
     effect_text,
@@ -130,6 +131,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "all": joined,
     "also": lambda parts: "".join(f"; {_part(part)}" for part in parts),
     "list": listed,
+    "lossy": lossy_mark,
     "token": lambda count: plural(count, "token"),
     "text": lambda count: plural(count, "text"),
     "rounding": lambda steps: plural(round(steps), "step"),

@@ -24,7 +24,7 @@ from specbench.report.document import Document
 from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
-from specbench.words.answers import decision_text
+from specbench.words.answers import decision_text, text
 from specbench.words.numbers import faster_text, slower_to_faster, speedup_text
 from tests.cell_keys import KEY, with_axes
 from tests.decide.conftest import summary
@@ -104,6 +104,15 @@ def test_a_sentence_says_whether_the_fixed_k_was_chosen_by_its_figures(
     rows = tuple(replace(row, is_confirmed=is_confirmed) for row in served.adaptive)
     for reason in adaptive_reasons(replace(served, adaptive=rows)):
         assert (Kind.FAVORS_FIXED() in reason.figures["bound"]) is not is_confirmed
+
+
+def test_a_sentence_about_a_lossy_adaptive_k_ends_with_its_rule(served: Document) -> None:
+    lossy = [
+        replace(row, adaptive=with_axes(row.adaptive, lossy="typical")) for row in served.adaptive
+    ]
+    sentences = [*map(text, adaptive_reasons(replace(served, adaptive=tuple(lossy))))]
+    assert sentences
+    assert all(sentence.endswith(" [lossy: typical]") for sentence in sentences)
 
 
 def test_an_invalid_comparison_is_in_no_sentence(served: Document) -> None:

@@ -5,6 +5,7 @@ deaf: each process ignores SIGTERM and prints "no"; else it ends with "goodbye".
 status of /health. says: its output. status: it ends immediately with this exit code.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -79,6 +80,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_error(self.health) if self.health != 200 else self.send_response(200)
             self.end_headers()
+
+    def handle_one_request(self) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client timed out
+            super().handle_one_request()
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
