@@ -41,6 +41,7 @@ class ExpectedTime:
     is_ended_by_budget: bool = False
     # The shortest --time-budget with an interval in every setting, if the given one is shorter.
     least_budget_s: float | None = None
+    open_settings: tuple[str, ...] = ()  # those that the given one leaves without an interval
 
 
 def expected_time(
@@ -67,28 +68,40 @@ def expected_time(
         seconds = guess[0] * num_steps
     else:
         return ExpectedTime()
-    budget_s, least_s = plan.settings.effort.budget_s, None
+    budget_s, late = plan.settings.effort.budget_s, {}
     if budget_s is not None:
-        of_steps = token_s is None and guess is not None
-        needed = sum(_needed(plan, at, of_steps=of_steps) for at in plan.conditions)
-        each_s = guess[0] if of_steps and guess is not None else token_s or 0.0
-        least_s = needed * each_s / EXPLORE_SHARE
+        step_s = guess[0] if guess is not None and token_s is None else None
+        decided = _budgets_to_decide(plan, token_s=token_s or 0.0, step_s=step_s)
+        late = {at: least_s for at, least_s in decided.items() if least_s > budget_s}
     is_most = budget_s is not None and budget_s < seconds * _OVERHEAD
     decoding_s = budget_s if is_most and budget_s is not None else seconds * _OVERHEAD
     return ExpectedTime(
         seconds=loading_s + decoding_s,
         seconds_are_measured=is_measured,
         is_ended_by_budget=is_most,
-        least_budget_s=least_s if least_s and budget_s and budget_s < least_s else None,
+        least_budget_s=max(late.values(), default=None),
+        open_settings=tuple(", ".join(at.distinct_parts(plan.conditions)) for at in late),
     )
 
 
-def _needed(plan: TargetPlan, at: Condition, *, of_steps: bool) -> float:
-    """Tokens, or batched steps, that K = 0 and one K of each pairing need for an interval."""
-    workload = plan.workload(at.workload)
-    num = len(plan.pass_prompts(workload, at)) if at.is_stream else 1
-    tokens = MIN_UNITS * num * plan.max_new_tokens(at.workload) * (1 + len(plan.pairings))
-    return tokens / at.batch_size if of_steps else tokens
+def _budgets_to_decide(
+    plan: TargetPlan, *, token_s: float, step_s: float | None
+) -> dict[Condition, float]:
+    """The --time-budget that each setting needs for an interval at K = 0 and one K of each pairing.
+
+    Blocks come in the order of the plan. They take `step_s` per batched step, or if that is None,
+    `token_s` per token.
+    """
+    seconds, units, budgets = 0.0, dict[Condition, set[str | int]](), dict[Condition, float]()
+    for block in plan.explore_blocks():
+        at = block.condition
+        tokens = len(block.prompts) * plan.max_new_tokens(at.workload) * (1 + len(plan.pairings))
+        seconds += tokens * token_s if step_s is None else tokens * step_s / at.batch_size
+        seen = units.setdefault(at, set())
+        seen.add(block.repeat if at.is_stream else block.prompt_id)
+        if len(seen) == MIN_UNITS and at not in budgets:
+            budgets[at] = seconds / EXPLORE_SHARE
+    return budgets
 
 
 def _planned(plan: TargetPlan) -> tuple[float, float]:

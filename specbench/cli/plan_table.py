@@ -242,7 +242,8 @@ def _time(estimate: PlanOutlook) -> str:
         told = f"about {length}: loading, then the time that --time-budget sets"
         if estimate.least_budget_s is not None:
             least = ceil(estimate.least_budget_s)
-            told += f", too short for an interval in every setting: --time-budget {least}s"
+            at = "; ".join(filter(None, estimate.open_settings))
+            told += f", too short for an interval{at and f' ({at})'}: --time-budget {least}s"
         return told
     if estimate.seconds_are_measured:
         return f"about {length}, as an earlier run took here"

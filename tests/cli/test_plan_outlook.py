@@ -46,8 +46,13 @@ def test_a_budget_that_is_too_short_is_named_with_the_shortest_that_is_not(tmp_p
     short = outlook(tmp_path, *words, "--time-budget", "10s")
     least = short["least_budget_s"]
     assert least > 10
-    assert outlook(tmp_path, *words, "--time-budget", f"{least + 1:.0f}s")["least_budget_s"] is None
-    assert outlook(tmp_path, *words)["least_budget_s"] is None
+    assert short["open_settings"] == ["one request at a time", "4 concurrent requests"]
+    almost = outlook(tmp_path, *words, "--time-budget", f"{least - 1:.0f}s")
+    assert almost["least_budget_s"] == pytest.approx(least)
+    assert almost["open_settings"] == ["4 concurrent requests"]  # its passes come last
+    for enough in (("--time-budget", f"{least + 1:.0f}s"), ()):
+        planned = outlook(tmp_path, *words, *enough)
+        assert (planned["least_budget_s"], planned["open_settings"]) == (None, [])
 
 
 def test_a_margin_that_the_machine_alone_exceeds_is_refused(tmp_path: Path) -> None:
