@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from specbench.errors import ModelError, UsageError
+from specbench.files.config import DENSE
 from specbench.files.dflash import DFlashStyle, dflash_fit
 from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
 from specbench.files.gemma4_mtp import (
@@ -171,6 +172,9 @@ class HeadFacts:
     num_model_layers: Callable[[Files], int] | None = None
     select: Callable[[Files], Files] | None = None
     is_in_target: Callable[[ModelFiles], bool] = lambda _: False
+
+    # Whether only its modules know all names and shapes of its tensors (fit/loaded_tensors.py).
+    needs_modules: Callable[[Files], bool] = lambda _: False
 
     def tensors(self, files: Files) -> Mapping[str, Any]:
         """The head's tensors by their current names. ModelError."""
@@ -604,6 +608,7 @@ _ROWS = (
             num_model_layers=num_mtp_layers,
             select=layer_tensors,
             is_in_target=_has_mtp_layers,
+            needs_modules=lambda files: family_of(files).decoder not in DENSE,
         ),
     ),
     Method(

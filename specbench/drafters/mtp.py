@@ -31,6 +31,9 @@ from specbench.drafters.shared.layers import (
     tensors_of,
 )
 from specbench.errors import ModelError, first_line
+from specbench.files.head_files import AnyFiles, Difference, HeadFiles, Shaped
+from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.files.mtp import (
     FAMILIES,
     Family,
@@ -48,7 +51,7 @@ from specbench.forward.tree import Branches
 from specbench.models.checkpoint import Checkpoint
 
 
-def copies(checkpoint: Checkpoint, kind: Literal["embedding", "head"]) -> list[str]:
+def copies(checkpoint: HeadFiles[Shaped], kind: Literal["embedding", "head"]) -> list[str]:
     """The names of the layers' copies of a target's tensor in the files, if there are any."""
     named = prefixes(checkpoint).items()
     return [f"{old}weight" for old, new in named if new.endswith(f".{kind}.")]
@@ -218,7 +221,7 @@ class MtpHead:
         return layer
 
 
-def make_layers(checkpoint: Checkpoint) -> tuple[nn.ModuleList, Any]:
+def make_layers(checkpoint: HeadFiles[Shaped]) -> tuple[nn.ModuleList, Any]:
     """The MTP layers without weights, and the model that their decoder layers come from."""
     family, count = family_of(checkpoint), num_mtp_layers(checkpoint)
     given = {**_decoder_fields(text_fields(checkpoint).values, family), **family.fields}
@@ -260,23 +263,38 @@ def layer_shapes(layers: nn.ModuleList, family: Family) -> dict[str, tuple[int, 
     }
 
 
+def require_tensors(layers: nn.ModuleList, files: AnyFiles) -> AnyFiles:
+    """The files with only the layers' tensors; ModelError unless they are those that the layers
+    read."""
+    stored, fields = layer_tensors(files), text_fields(files)
+    needed: dict[str, tuple[int, ...]] = {}
+    for name, shape in layer_shapes(layers, family_of(files)).items():
+        needed |= by_expert(file_name(files, name), shape, stored.tensors)
+    table_VF = fields.must("vocab_size"), fields.must("hidden_size")
+    optional = frozenset([*copies(files, "head"), *copies(files, "embedding")])
+    stored.require(needed | dict.fromkeys(optional, table_VF), optional)
+    return stored
+
+
+def tensor_difference(spec: ModelSpec) -> Difference:
+    """No difference; ModelError if a model's headers are not those that its MTP layers read."""
+    files = open_model(spec).head
+    require_tensors(make_layers(files)[0], files)
+    return Difference()
+
+
 @torch.no_grad()
 def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -> None:
     """Load the checkpoint's tensors into the layers, on the target's device.
 
     The embedding is the target's. So is the output matrix, unless the files have another one.
     """
-    stored, V, F = layer_tensors(checkpoint), target.vocab_size, target.hidden_size
+    stored, F, V = require_tensors(layers, checkpoint), target.hidden_size, target.vocab_size
     files = {
         name: (file_name(checkpoint, name), shape)
         for name, shape in layer_shapes(layers, family_of(checkpoint)).items()
     }
-    needed: dict[str, tuple[int, ...]] = {}
-    for file, shape in files.values():
-        needed |= by_expert(file, shape, stored.tensors)
     heads = copies(checkpoint, "head")
-    optional = frozenset([*heads, *copies(checkpoint, "embedding")])
-    stored.require(needed | dict.fromkeys(optional, (V, F)), optional)
 
     def placed(name: str, tensor: Tensor) -> Tensor:
         dtype = torch.float32 if name.endswith(_ALWAYS_FLOAT32) else target.dtype

@@ -98,6 +98,8 @@ SPECULATORS_FAMILIES: Mapping[str, Family] = {
     },
 }
 _MTP_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok")
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+_MOST_EXPERTS = 2**16  # each has names of its own
 _OF_PACKED = ("_scale", "_scale_inv", "_packed")  # tensors that plain weights do not have
 _COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 
@@ -179,6 +181,8 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     fields = text_fields(files)
     for name in (*SIZES, *_MTP_SIZES):
         fields.whole(name, least=1)
+    for name in _EXPERTS:
+        fields.whole(name, most=_MOST_EXPERTS)
     if family_of(files).decoder in DENSE:
         fields.require(*LAYER_NEEDS)
     require_layers(fields)
@@ -192,7 +196,8 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 def require_mtp_tensors(files: HeadFiles[Shaped], F: int) -> None:
     """Raise ModelError for tensors that are missing or have the wrong shape.
 
-    Tensors of a mixture's or a hybrid's decoder layer are checked only when they are loaded.
+    Those of a mixture's or a hybrid's decoder layer are known to its modules only: see
+    `HeadFacts.needs_modules`.
     """
     shapes = {"token_norm": (F,), "state_norm": (F,), "join": (F, 2 * F), "out_norm": (F,)}
     needed = {}

@@ -41,7 +41,7 @@ from specbench.files.tokenizer import (
     compare_vocabularies,
     mismatch_words,
 )
-from specbench.fit.loaded_tensors import UnknownError, loaded_difference
+from specbench.fit.loaded_tensors import UnknownError, loaded_difference, require_head_tensors
 from specbench.inputs.model_spec import without_owner
 from specbench.inputs.pairing import DrafterSpec
 from specbench.library_facts import knows_model_type
@@ -90,6 +90,7 @@ def finding(
 
 
 # These must fit only if a head lacks some tensors; the tensors of a pickle are unknown.
+_NOT_COMPARED = "not compared with what would be loaded ({}); its config.json and headers decide"
 _BY_TENSORS = ("hidden_size", "draft_vocab_size")
 
 
@@ -129,6 +130,14 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
     except ModelError as error:
         yield finding("head", "refused", reason=str(error))
         return
+    if files.tensors and not misfits(fit) and facts.needs_modules(renamed):
+        try:
+            require_head_tensors(head, method.parts[0])
+        except ModelError as error:
+            yield finding("head", "refused", reason=str(error))
+            return
+        except UnknownError as error:
+            yield finding("tensors", "warning", reason=_NOT_COMPARED.format(error))
     for name, (value, wanted) in fit.items():
         if not files.tensors and name in _BY_TENSORS:
             continue
@@ -540,10 +549,7 @@ def tensor_findings(model: ModelFiles) -> Iterator[FitFinding]:
     try:
         difference = loaded_difference(model)
     except UnknownError as error:
-        reason = (
-            f"not compared with what would be loaded ({error}); its config.json and headers decide"
-        )
-        yield finding("tensors", "warning", reason=reason)
+        yield finding("tensors", "warning", reason=_NOT_COMPARED.format(error))
         return
     count = f"{len(model.tensors)} tensors"
     if difference.reason is not None:

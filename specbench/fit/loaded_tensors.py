@@ -10,15 +10,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from queue import Empty, Queue
 from tempfile import TemporaryFile
 from threading import Thread
 from typing import Any
 
-from specbench.errors import ModelError
+from specbench.errors import ModelError, first_line
 from specbench.files.head_files import Difference
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
@@ -26,7 +27,8 @@ from specbench.library_facts import knows_model_type
 
 LIMIT_S = 120.0  # per model; a first import of torch from a network disk takes a minute
 SLOW_S = 2.0
-_ANSWERS = "specbench.models.tensor_difference"
+_OF_MODELS = "specbench.models.tensor_difference"
+_OF_HEADS = "specbench.drafters.{method}"  # their modules also have `answer`
 
 
 class UnknownError(Exception):
@@ -36,16 +38,25 @@ class UnknownError(Exception):
 def loaded_difference(model: ModelFiles) -> Difference:
     """How the files of a whole model differ from what would be loaded. ModelError if transformers
     cannot build it, UnknownError."""
-    spec, stored = replace(model.spec, folder=model.folder), model.stored_format
-    if stored is not None:
-        raise UnknownError(f"its weights are stored as {stored}")
-    if model.needs_code and spec.trust_remote_code:
+    if model.stored_format is not None:
+        raise UnknownError(f"its weights are stored as {model.stored_format}")
+    if model.needs_code and model.spec.trust_remote_code:
         raise UnknownError("its own Python (auto_map) would build it")
     if not knows_model_type(str(model.config.get("model_type"))):
         raise UnknownError("transformers is not installed, or does not know its model_type")
+    return _asked(model, _OF_MODELS)
+
+
+def require_head_tensors(head: ModelFiles, method: str) -> None:
+    """Raises ModelError if a head's files differ from what its modules read, UnknownError."""
+    _asked(head, _OF_HEADS.format(method=method))
+
+
+def _asked(model: ModelFiles, module: str) -> Difference:
+    spec = replace(model.spec, folder=model.folder)
     names = ("config.json", *{header.file.name for header in (model.tensors or {}).values()})
     stats = [(model.folder / name).stat() for name in sorted(names)]
-    answer = _answer(spec, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+    answer = _answer(module, spec, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
     if "refused" in answer:
         raise ModelError(answer["refused"])
     if "unknown" in answer:
@@ -54,13 +65,32 @@ def loaded_difference(model: ModelFiles) -> Difference:
 
 
 @cache
-def _answer(spec: ModelSpec, _: tuple[tuple[int, int], ...]) -> dict[str, Any]:
-    """The answer for files of these sizes and times."""
-    if "torch" in sys.modules:
-        answer: dict[str, Any] = import_module(_ANSWERS).answer(spec)
-        return answer
-    with asking() as process:
-        return process.ask(spec)
+def _answer(module: str, spec: ModelSpec, _: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    """A module's answer for files of these sizes and times: the fields of a Difference, or the
+    error under `refused` or `unknown`."""
+    if "torch" not in sys.modules:
+        with asking() as process:
+            return process.ask(module, spec)
+    try:
+        difference: Difference = import_module(module).tensor_difference(spec)
+    except ModelError as error:
+        return {"refused": str(error)}
+    except Exception as error:
+        return {"unknown": first_line(error)}
+    return asdict(difference)
+
+
+def answer_lines() -> None:
+    """Answer each line of the standard input, a module and the fields of a ModelSpec, with one
+    line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print
+    import_module("torch")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        module, folder = asked.pop("module"), Path(asked.pop("folder"))
+        answer = _answer(module, ModelSpec(**asked, folder=folder), ())
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 @contextmanager
@@ -88,12 +118,12 @@ class _Process:
         self._errors = TemporaryFile()  # noqa: SIM115 - it is closed by `end`
         self._failure: str | None = None
 
-    def ask(self, spec: ModelSpec) -> dict[str, Any]:
-        """The answer for a model's folder; `unknown` if there is none in time."""
+    def ask(self, module: str, spec: ModelSpec) -> dict[str, Any]:
+        """A module's answer for a model's folder; `unknown` if there is none in time."""
         if self._failure is None:
             process = self._started = self._started or self._start()
             assert process.stdin is not None
-            asked = {"source": spec.source, "folder": str(spec.folder)}
+            asked = {"module": module, "source": spec.source, "folder": str(spec.folder)}
             with suppress(OSError):  # it ended, and the queue says so
                 print(json.dumps(asked), file=process.stdin, flush=True)
             answer = self._wait(SLOW_S)
@@ -123,7 +153,7 @@ class _Process:
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-c", f"from {_ANSWERS} import answer_lines; answer_lines()"],
+            [sys.executable, "-c", f"from {__name__} import answer_lines; answer_lines()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +24,21 @@ from transformers import (
 )
 
 from specbench.cli.doctor import _loading_problems
+from specbench.drafters.mtp import MtpHead
 from specbench.errors import ModelError
 from specbench.files.head_files import Difference
 from specbench.files.model import ModelFiles, open_model
 from specbench.fit import loaded_tensors
 from specbench.fit.candidates import unsupported_reasons
-from specbench.fit.compatibility import check_target
+from specbench.fit.compatibility import check_target, head_findings
 from specbench.fit.loaded_tensors import UnknownError, asking, loaded_difference
+from specbench.forward.runner import StockRunner
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
+from specbench.methods import find_method
+from specbench.models.checkpoint import read_checkpoint
 from specbench.models.loading import load_model
 from specbench.models.parts import text_class
+from tests.drafters.mtp_families import checkpoint_for, family_of
 from tests.tiny_models import change_config, files_of, write_model
 from tests.tiny_pair import make_tokenizer
 
@@ -341,3 +347,81 @@ def test_planning_the_doctor_a_dry_run_and_loading_have_one_verdict(family, faul
         "loading": is_loaded,
     }
     assert verdicts == dict.fromkeys(verdicts, fault == "none")
+
+
+@pytest.fixture(params=["glm4_moe", "qwen3_next"])
+def mixture(request: pytest.FixtureRequest, tmp_path: Path) -> ModelFiles:
+    """A mixture of experts with an MTP layer in its own files."""
+    config = family_of(request.param).config
+    text_class(config).from_config(config).save_pretrained(tmp_path)
+    head = checkpoint_for(request.param, config).tensors
+    copies = {name: tensor.clone() for name, tensor in head.items()}  # of one table
+    return rewrite(
+        change_config(files_of(tmp_path), num_nextn_predict_layers=1),
+        lambda tensors: tensors.update(copies),
+    )
+
+
+def mtp_expert(model: ModelFiles) -> str:
+    """The name of a matrix of the last expert of its MTP layer."""
+    (name,) = [
+        name
+        for name in model.tensors or ()
+        if name.startswith(("mtp.", "model.layers.2.")) and ".experts.3.up_proj" in name
+    ]
+    return name
+
+
+def mtp_refusals(model: ModelFiles) -> list[str]:
+    """Why the MTP layers are refused, and the error of loading them."""
+    found = head_findings(model, model, find_method("mtp"))
+    refused = [finding.reason for finding in found if finding.level != "ok"]
+    runner = StockRunner(load_model(model.spec, torch.device("cpu")).model)
+    with pytest.raises(ModelError) if refused else nullcontext() as loading:
+        MtpHead(read_checkpoint(str(model.folder)), runner)
+    assert loading is None or [str(loading.value)] == refused
+    return refused
+
+
+def test_experts_of_mtp_layers_are_compared_before_they_are_loaded(mixture):
+    expert = mtp_expert(mixture)
+    one_more = expert.replace(".experts.3.", ".experts.4.")
+    assert mtp_refusals(mixture) == []
+    file = mixture.folder / "model.safetensors"
+    saved = file.read_bytes()
+    for change, words in (
+        (lambda tensors: tensors.pop(expert), f"missing: {expert}"),
+        (lambda tensors: tensors.update({expert: tensors[expert][1:]}), f"{expert} is (15, 32)"),
+        (
+            lambda tensors: tensors.update({one_more: tensors[expert].clone()}),
+            f"unknown: {one_more}",
+        ),
+    ):
+        file.write_bytes(saved)
+        (reason,) = mtp_refusals(rewrite(mixture, change))
+        assert words in reason
+
+
+@pytest.mark.slow
+def test_another_process_compares_the_experts_of_mtp_layers(mixture, monkeypatch):
+    name = mtp_expert(mixture)
+    lacking = rewrite(mixture, lambda tensors: tensors.pop(name))
+    leave_out_torch(monkeypatch)
+    (refused,) = [
+        finding
+        for finding in head_findings(lacking, lacking, find_method("mtp"))
+        if finding.level != "ok"
+    ]
+    assert f"missing: {name}" in refused.reason
+
+
+def test_more_experts_than_any_model_has_are_refused_before_their_names_are_listed(mixture):
+    names = ("num_experts", "n_routed_experts")
+    (field,) = [name for name in names if name in mixture.config]
+    (refused,) = [
+        finding
+        for model in [change_config(mixture, **{field: 10**9})]
+        for finding in head_findings(model, model, find_method("mtp"))
+        if finding.level != "ok"
+    ]
+    assert field in refused.reason
