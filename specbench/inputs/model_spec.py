@@ -128,11 +128,10 @@ def _model_folder(source: str, value: Value | None) -> Path | None:
         if not _is_folder(folder):
             fail(f"the folder {source} does not exist")
         if not _holds_a_model(folder):
-            if (folder / ADAPTER_CONFIG).is_file():
-                fail(
-                    f"the folder {source} is a LoRA adapter{_base_of(folder)}, not a model; {MERGE}"
-                )
-            fail(f"the folder {source} has no config.json, so it is not a model")
+            fail(
+                _adapter_complaint(source, folder)
+                or f"the folder {source} has no config.json, so it is not a model"
+            )
         return folder
     if not is_hub_id:
         kinds = "a Hugging Face id (owner/name), a folder that exists"
@@ -144,18 +143,21 @@ def _model_folder(source: str, value: Value | None) -> Path | None:
         fail(f"{source!r} is not {kinds}")
     if _holds_a_model(base / source):
         return (base / source).absolute()
-    if complaint := _folder_complaint(source, base):
+    if complaint := _adapter_complaint(source, base / source) or _folder_complaint(source, base):
         fail(complaint)
     return None
 
 
-def _base_of(adapter: Path) -> str:
-    """The model that an adapter was trained for, in words; empty if its config names none."""
+def _adapter_complaint(source: str, folder: Path) -> str | None:
+    """Why a folder without a model that has a LoRA adapter is refused; None for another folder."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return None
     try:
-        base = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+        base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     except ModelError:
-        return ""
-    return f" of {base[:200]}" if isinstance(base, str) and base else ""
+        base = None
+    of = f" of {base[:200]}" if isinstance(base, str) and base else ""
+    return f"the folder {source} is a LoRA adapter{of}, not a model; {MERGE}"
 
 
 def _fail(reason: str) -> NoReturn:

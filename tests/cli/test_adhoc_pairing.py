@@ -289,13 +289,14 @@ def test_a_missing_model_and_a_similar_name_are_reported(measured: Path, tmp_pat
 def test_an_adapter_alone_is_named_with_its_model_and_how_to_merge_it(
     tiny: Path, tmp_path: Path, adapter: str, words: str
 ):
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(adapter)
+    for name in ("adapter", "loras/one"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "adapter_config.json").write_text(adapter)
     (tmp_path / "pairings.yaml").write_text("targets:\n  case:\n    model: ./adapter\n")
     for command in (
         ("pair", tiny / "target", "--draft", "./adapter", "--dry-run"),
         ("run", "--target", "./adapter", "--draft", "ngram", "--dry-run"),
+        ("pair", tiny / "target", "--draft", "loras/one", "--dry-run"),  # as a hub id is written
         ("doctor", "case"),
         ("pair", "case", "--dry-run"),
     ):
