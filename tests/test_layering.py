@@ -14,7 +14,7 @@ from specbench.methods import METHODS
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "stats", "settings", "records", "footprint"}
-BASE |= {"whole_file", "untrusted", "doc", "library_facts"}
+BASE |= {"whole_file", "untrusted", "doc", "library_facts", "own_process"}
 FILES = {"shipped", "inputs", "files", "topology", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYZING = {*DECIDING, "words", "runs", "gate", "importers", "fit", "forecast", "export"}
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "whole_file": {"errors"},
     "untrusted": set(),
     "library_facts": {"errors"},
+    "own_process": set(),
     "shipped": set(),
     "footprint": set(),
     "doc": set(),

@@ -68,17 +68,22 @@ def block_seconds(block: BlockRecord) -> dict[str, float]:
 
 def spent_s(stored: StoredRun, target: str) -> float:
     """Seconds this run has spent on a target so far: its requests, traces and starts of servers."""
-    ids = {key.id for key in stored.run.keys if key.condition.target == target}
     served_s = sum(_session_s(server) for server in stored.servers if server.target == target)
-    spent = (
-        seconds
-        for block in stored.blocks
-        if block.session is None
-        for seconds in block_seconds(block).items()
-    )
     traces = (trace for trace in stored.traces if trace.target == target)
-    decoded_s = sum(seconds for cell_id, seconds in spent if cell_id in ids)
+    decoded_s, _ = decoded(stored, target)
     return decoded_s + served_s + sum(trace.seconds or 0.0 for trace in traces)
+
+
+def decoded(stored: StoredRun, target: str) -> tuple[float, int]:
+    """The seconds that requests for a target took in the process of the run, and their tokens."""
+    ids = {key.id for key in stored.run.keys if key.condition.target == target}
+    blocks = [block for block in stored.blocks if block.session is None]
+    spent = (seconds for block in blocks for seconds in block_seconds(block).items())
+    requests = (request for block in blocks for request in block.requests if request.error is None)
+    return (
+        sum(seconds for cell_id, seconds in spent if cell_id in ids),
+        sum(request.num_output_tokens for request in requests if request.cell_id in ids),
+    )
 
 
 def mean_session_s(servers: Sequence[ServerRecord]) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.bench.blocks import Block
-from specbench.bench.budget import EXPLORE_SHARE, mean_session_s, spent_s
+from specbench.bench.budget import EXPLORE_SHARE, decoded, mean_session_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session, cycle_of, requests_of, served_cells
 from specbench.engines.served_engine import find_served
@@ -24,7 +24,7 @@ from specbench.stats.crossed import expected_noise
 from specbench.stats.machine_noise import MachineKind
 from specbench.stats.spread import MIN_UNITS
 
-# Estimates, used if no earlier run measured the target.
+# Estimates; the rate of tokens is that of an earlier run if there is one.
 BEGIN_S = 15.0  # imports, self-tests, kernels
 LOAD_BYTES_PER_S = 1e9
 HOST_BYTES_PER_S = 1e10
@@ -54,13 +54,7 @@ def expected_time(
     if guess is not None:
         loading_s += guess[1]
     if earlier is not None:
-        known = sum(
-            request.num_output_tokens
-            for block in earlier.blocks
-            for request in block.requests
-            if request.error is None
-        )
-        spent = spent_s(earlier, plan.target.name)
+        spent, known = decoded(earlier, plan.target.name)
         token_s, is_measured = (spent / known, True) if known and spent else (None, False)
     if token_s is not None:
         seconds = token_s * num_tokens
@@ -95,7 +89,9 @@ def _budgets_to_decide(
     seconds, units, budgets = 0.0, dict[Condition, set[str | int]](), dict[Condition, float]()
     for block in plan.explore_blocks():
         at = block.condition
-        tokens = len(block.prompts) * plan.max_new_tokens(at.workload) * (1 + len(plan.pairings))
+        turns = sum(len(prompt.turns) for prompt in block.prompts)
+        cells = 1 + len(plan.pairings)
+        tokens = turns * at.num_samples * plan.max_new_tokens(at.workload) * cells
         seconds += tokens * token_s if step_s is None else tokens * step_s / at.batch_size
         seen = units.setdefault(at, set())
         seen.add(block.repeat if at.is_stream else block.prompt_id)

@@ -5,7 +5,6 @@ tokenizers import torch.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from specbench.engines.engine import Tokenizer
 from specbench.errors import ModelError, WorkloadError, first_line
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
+from specbench.own_process import answer_stream, child_environment
 from specbench.records import Message, Prompt
 
 MOST_S = 120.0  # of rendering in the process
@@ -35,8 +35,8 @@ class Candidates(NamedTuple):
 
 # By prompt id its tokens, or why the chat template refuses it.
 Rendered = Mapping[str, int | str]
-# Renders the prompts of workloads, by name, as a model does. Empty if its tokenizer cannot be
-# loaded: loading the model tells why.
+# Renders the prompts of workloads, by name, as a model does. A workload is missing if none of its
+# prompts was rendered: no tokenizer, no time, or no prompt that the template may refuse.
 Render = Callable[[ModelSpec, Mapping[str, Candidates]], Mapping[str, Rendered]]
 
 
@@ -119,7 +119,7 @@ def rendered_elsewhere(
             text=True,
             check=True,
             timeout=START_S + MOST_S,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env=child_environment() | {"HF_HUB_OFFLINE": "1"},
         )
         results: dict[str, dict[str, int | str]] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
@@ -155,6 +155,7 @@ def _prompt(known: Mapping[str, Any]) -> Prompt:
 
 
 def _main() -> None:
+    answers = answer_stream()
     work = json.load(sys.stdin)
     location, revision, trusts = work["model"]
     spec = ModelSpec(source=location, revision=revision, trust_remote_code=trusts)
@@ -162,7 +163,7 @@ def _main() -> None:
         name: Candidates(tuple(map(_prompt, prompts)), *rest)
         for name, (prompts, *rest) in work["workloads"].items()
     }
-    json.dump(rendered_here(spec, workloads, MOST_S), sys.stdout)
+    print(json.dumps(rendered_here(spec, workloads, MOST_S)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

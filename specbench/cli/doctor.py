@@ -1,7 +1,6 @@
 """`specbench doctor`: compares this machine with the requirements of each pairing."""
 
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from specbench.cli.preflight import nearest_existing
 from specbench.errors import ExitCode, ModelError, SpecbenchError
 from specbench.fit.gpus import GIB
 from specbench.library_facts import newer_than_tested
+from specbench.own_process import child_environment
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ def check_gpu() -> dict[str, Any]:
     `flash_attn` (None if it works, else the reason) and `problem`, if they are known.
     """
     command = [sys.executable, "-c", "from specbench.cli.doctor import print_gpu; print_gpu()"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = child_environment()
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment

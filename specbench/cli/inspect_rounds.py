@@ -9,7 +9,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import AdhocPairing
-from specbench.cli.preflight import preflight, require_loadable
+from specbench.cli.preflight import preflight
 from specbench.errors import UsageError
 from specbench.settings import DraftSettings, MachineSettings, RunSettings
 from specbench.settings.groups import (
@@ -80,7 +80,6 @@ def inspect_rounds(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not (text or "").strip():
         raise UsageError('--prompt: say what to ask, as in --prompt "Write a haiku"')
-    require_loadable(settings, [pairing])
     (plan,) = preflight(settings, [pairing], skip_memory_check=skip_memory_check).targets
     (k,) = plan.ks(pairing)
     from specbench.cli.progress import ProgressWatch

@@ -142,8 +142,6 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         pairings = known.select(names, methods)
     else:
         pairings = pair.pairings(settings, methods, runs_dir)
-    if nodes is None:
-        require_loadable(settings, pairings)
     if call.dry_run:
         is_here = nodes is None
         _show_plan(settings, pairings, runs_dir, is_here=is_here, as_json=call.as_json)
@@ -320,6 +318,8 @@ def _show_plan(
 
     plan = plan_run(settings, pairings, render=rendered_elsewhere)
     plans = plan.targets
+    if is_here:
+        require_loadable(settings, pairings)
     missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(runs_dir) if any(plan.served for plan in plans) else ()
     outlook = plan_outlook(plans, settings, runs_dir) if is_here else []

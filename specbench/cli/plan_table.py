@@ -243,8 +243,9 @@ def _time(estimate: PlanOutlook) -> str:
         if estimate.least_budget_s is not None:
             least = ceil(estimate.least_budget_s)
             at = "; ".join(filter(None, estimate.open_settings))
-            told += f", too short for an interval{at and f' ({at})'}: --time-budget {least}s"
+            told += f", probably too short for an interval{at and f' ({at})'}: "
+            told += f"try --time-budget {least}s"
         return told
     if estimate.seconds_are_measured:
-        return f"about {length}, as an earlier run took here"
+        return f"about {length}, by the tokens per second of an earlier run here"
     return f"about {length} (estimated from model sizes; may be off by a factor of 3)"

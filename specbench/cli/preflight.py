@@ -29,12 +29,16 @@ def preflight(
     skip_memory_check: bool = False,
 ) -> "RunPlan":
     """The checked plan. Raises UsageError or WorkloadError for an impossible device, folder,
-    workload or plan, and for too little memory unless `skip_memory_check`."""
+    workload or plan, and for too little memory unless `skip_memory_check`; CompatibilityError.
+
+    What may ask another process to build the models comes last.
+    """
     require_device_and_out(settings, runs_dir)
     from specbench.bench.planning import plan_run
 
     plan = plan_run(settings, pairings)
     require_memory(plan.targets, settings, skip=skip_memory_check)
+    require_loadable(settings, pairings)
     return plan
 
 

@@ -11,7 +11,7 @@ from specbench.cli import options
 from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.cli.checks import checked
 from specbench.cli.measure import read_methods
-from specbench.cli.preflight import preflight, require_loadable
+from specbench.cli.preflight import preflight
 from specbench.doc import Doc, Key
 from specbench.errors import UsageError
 from specbench.settings import (
@@ -149,7 +149,6 @@ def verify(
     budget_s = parse_seconds(budget or BUDGET)
     share = None if detect is None else parse_share(detect, "--detect")
     chosen = pair.pairings(settings, read_methods(settings.workload.methods))
-    require_loadable(settings, chosen)
     plan = preflight(settings, chosen, skip_memory_check=skip_memory_check)
     from specbench.bench.planning import require_verifiable
     from specbench.cli.progress import ProgressWatch

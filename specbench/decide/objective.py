@@ -64,7 +64,7 @@ def minimax_regret(
 
 
 _SHOWN = 0.0005  # a regret below this prints as 0.0%
-SMALL_LOSS = 0.1  # a loss that may be 0, or larger than this, is unknown
+SMALL_LOSS = 0.1  # a loss that may be 0 and may be larger than this is unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

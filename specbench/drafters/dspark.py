@@ -29,8 +29,8 @@ _NEW_RANK = 16
 class DSparkHead(DFlashHead):
     """A DFlash head with a product of rank R that adds to a token's logits by the token before it.
 
-    A confidence head, which estimates whether a draft is accepted, is not read: every round drafts
-    K tokens.
+    A confidence head, which estimates whether a draft token is accepted, is not read: without p_min
+    every round drafts K tokens.
     """
 
     method = "dspark"

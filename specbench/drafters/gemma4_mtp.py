@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import AutoConfig, AutoModel
+from transformers import __version__ as transformers_version
 
 from specbench.decode.drafter import (
     Capabilities,
@@ -192,8 +193,8 @@ def make_modules(style: AssistantStyle, source: str) -> AssistantModules:
             return AssistantModules(style, decoder)
     except WRONG_CONFIG as error:
         raise ModelError(
-            f"{source}: the installed transformers cannot build it: {first_line(error)}; 5.24 can, "
-            "if its config is right"
+            f"{source}: transformers {transformers_version} cannot build it: {first_line(error)}; "
+            "5.17 and 5.24 are tested"
         ) from error
 
 
@@ -202,8 +203,8 @@ class Gemma4Mtp(Drafter):
     """Drafts with an assistant, token by token, each from the last state and the last token.
 
     All drafts of a round are made at the current token's position and attend to the committed
-    tokens before it: the assistant stores no keys, so a prompt costs it nothing. Servers do the
-    same. transformers also shows it the keys of the first rejected draft of the round before.
+    tokens before it: the assistant stores no keys, so a prompt costs it nothing. transformers also
+    shows it the keys of the first rejected draft of the round before.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -212,7 +213,7 @@ class Gemma4Mtp(Drafter):
         self.capabilities = Capabilities(
             features=(target.num_layers,), reads_target_cache=True, chains_nest=True
         )
-        self._last_RM = torch.empty(0, target.hidden_size)
+        self._last_BM = torch.empty(0, target.hidden_size)
         self._target = target
 
     @staticmethod
@@ -272,7 +273,7 @@ class Gemma4Mtp(Drafter):
             places_11 = positions_1T[:, :1]
             logits, _ = assistant.step(
                 tokens_1T[:, :1],
-                self._last_RM.new_zeros(1, 1, self._last_RM.shape[1]),
+                self._last_BM.new_zeros(1, 1, self._last_BM.shape[1]),
                 places_11,
                 {kind: assistant.unwritten(kind, 1, span) for kind in assistant.style.heads},
                 assistant.masks(places_11, span),
@@ -288,24 +289,24 @@ class Gemma4Mtp(Drafter):
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:
-        return (self._last_RM,)
+        return (self._last_BM,)
 
     def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
-        if num_rows > len(self._last_RM):
+        if num_rows > len(self._last_BM):
             target = self._target
-            self._last_RM = torch.zeros(
+            self._last_BM = torch.zeros(
                 num_rows, target.hidden_size, dtype=target.dtype, device=target.device
             )
 
     def observe(self, state: State, outcome: Outcome) -> None:
         """Store the target's state at the last token that it processed."""
-        outcome.keep_last(outcome.features[0], state.rows_of(self._last_RM))
+        outcome.keep_last(outcome.features[0], state.rows_of(self._last_BM))
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         assistant, length_B1 = self.assistant, state.length_B1
         keys_values = assistant.keys_values(state.num_rows, span, state.first_row)
         masks = assistant.masks(length_B1, span)
-        states_B1M = state.rows_of(self._last_RM)[:, None]
+        states_B1M = state.rows_of(self._last_BM)[:, None]
 
         def follow(tokens_B1: Tensor, _: Tensor) -> Tensor:
             nonlocal states_B1M

@@ -11,7 +11,8 @@ from specbench.servers.metrics_page import Counters
 from specbench.settings import OPENAI
 
 OPTION = "--base-url"
-# Pages to fetch: behind a router of two servers, all come from one with probability 1/8.
+# Pages to fetch: behind a router that picks one of two servers at random, all come from one with
+# probability 1/8. A router that keeps a client on one server is not noticed.
 ROUTER_PAGES = 4
 
 

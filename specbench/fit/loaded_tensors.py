@@ -5,7 +5,6 @@ one asks a process of their own, which lives from the first question to the end 
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,15 +23,16 @@ from specbench.files.head_files import Difference
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
 from specbench.library_facts import knows_model_type
+from specbench.own_process import answer_stream, child_environment
 
 LIMIT_S = 120.0  # per model; a first import of torch from a network disk takes a minute
 SLOW_S = 2.0
 _OF_MODELS = "specbench.models.tensor_difference"
-_OF_HEADS = "specbench.drafters.{method}"  # their modules also have `answer`
+_OF_HEADS = "specbench.drafters.{method}"  # such as mtp, which also has `tensor_difference`
 
 
 class UnknownError(Exception):
-    """Why the tensors were not compared: their names and shapes by config and headers count."""
+    """The tensors could not be compared, and why; config and headers decide then."""
 
 
 def loaded_difference(model: ModelFiles) -> Difference:
@@ -48,7 +48,8 @@ def loaded_difference(model: ModelFiles) -> Difference:
 
 
 def require_head_tensors(head: ModelFiles, method: str) -> None:
-    """Raises ModelError if a head's files differ from what its modules read, UnknownError."""
+    """Raises ModelError if a head's files differ from what its modules read; UnknownError if they
+    cannot be compared."""
     _asked(head, _OF_HEADS.format(method=method))
 
 
@@ -83,8 +84,7 @@ def _answer(module: str, spec: ModelSpec, _: tuple[tuple[int, int], ...]) -> dic
 def answer_lines() -> None:
     """Answer each line of the standard input, a module and the fields of a ModelSpec, with one
     line."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print
+    answers = answer_stream()
     import_module("torch")
     for line in sys.stdin:
         asked = json.loads(line)
@@ -96,7 +96,7 @@ def answer_lines() -> None:
 @contextmanager
 def asking(tell: Callable[[str], object] = lambda _: None) -> Iterator["_Process"]:
     """Inside the block, all questions go to one process, which starts with the first of them. It
-    tells what takes longer than SLOW_S."""
+    reports what takes longer than SLOW_S."""
     global _current
     outer = _current
     _current = outer or _Process(tell)
@@ -136,7 +136,9 @@ class _Process:
             if answer:
                 parsed: dict[str, Any] = json.loads(answer)
                 return parsed
-            self._failure = self._why(answer)
+            why = self._why(answer)
+            self._failure = f"not tried, after {spec.source} failed: {why}"
+            return {"unknown": why}
         return {"unknown": self._failure}
 
     def end(self) -> None:
@@ -158,7 +160,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=child_environment(),
         )
         self._reader = Thread(target=self._read, args=(process,), daemon=True)
         self._reader.start()
@@ -179,9 +181,11 @@ class _Process:
     def _why(self, answer: str | None) -> str:
         if answer is None:
             return f"transformers did not build it within {LIMIT_S:g} s"
+        assert self._started is not None
+        code = self._started.wait()
         self._errors.seek(0)
         *_, last = self._errors.read().decode(errors="replace").strip().splitlines() or ["no error"]
-        return f"torch or transformers cannot be used: {last}"
+        return f"the process with torch and transformers ended with code {code}: {last}"
 
 
 _current: _Process | None = None

@@ -142,7 +142,8 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     target = row.text("target") or given_target or UNKNOWN
     drafter = row.text("drafter") or given_drafter or UNKNOWN
     facts = _facts(row)
-    theirs = [row.text("variant"), *map(facts.get, ("machine", "build")), row.text("run_id")]
+    parts = row.text("variant"), *map(facts.get, ("machine", "build")), row.text("run_id")
+    theirs = [part[:80] for part in parts if part]
     rates = row.numbers("acceptance_rate_per_position")
     if rates and max(rates) > 1:
         row.fail("acceptance_rate_per_position", "expected shares from 0 to 1")
@@ -182,7 +183,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
             "request_settings": row.text("request_settings"),
             "p_min": row.number("p_min") or None,
             "lossy": row.text("lossy"),
-            "variant": f"theirs ({', '.join(fact[:80] for fact in theirs if fact)})",
+            "variant": f"theirs ({', '.join(theirs or [row.place])})",
         },
         stated=_stated(row),
     )
@@ -226,7 +227,7 @@ def _facts(row: JsonObject) -> dict[str, str]:
 def _stated(row: JsonObject) -> StatedAnswer:
     """The speedups, of decoding and of whole requests, and why they may not count."""
     is_valid = row.values.get("valid")
-    if is_valid not in (True, False, None):
+    if is_valid is not None and not isinstance(is_valid, bool):
         row.fail("valid", "expected true, false or null")
     reasons = "; ".join(str(reason) for reason in row.items("invalid_reasons") or ())
     return StatedAnswer(
@@ -244,6 +245,8 @@ def _stated_interval(row: JsonObject, key: str) -> Interval | None:
     estimate, low, high = (part.number(end) for end in ("estimate", "low", "high"))
     if not estimate:
         part.fail("estimate", "expected a ratio above 0")
-    if (low is None) != (high is None) or not (low or 0) <= estimate <= (high or estimate):
+    if (low is None) != (high is None) or not (low or 0) <= estimate <= (
+        estimate if high is None else high
+    ):
         part.fail("low", "expected low <= estimate <= high, or neither bound")
     return Interval(estimate=estimate, low=low, high=high)

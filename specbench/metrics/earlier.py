@@ -17,7 +17,7 @@ MOST_RUNS = 8  # the newest show the machine as it is now
 
 
 def earlier_runs(runs: Iterable[StoredRun], keys: Set[CellKey]) -> EarlierRuns | None:
-    """The deviation of the log speedup of `keys` between the runs; None below two that have one.
+    """The deviation of the log speedup of `keys` between the runs; None if fewer than two have one.
 
     The variance of a run's log speedup has the prompts' part, which is subtracted as far as two
     runs had other prompts, and the part of its states of the machine. All cells of a run share its

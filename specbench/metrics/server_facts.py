@@ -3,6 +3,7 @@
 The gate compares those of two runs, and a cell those of its server and of its baseline's.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
@@ -24,7 +25,19 @@ _LIKE_HARDWARE = {
 }
 # Addresses, names of the model, and what the server computed itself.
 _NOT_ABOUT_FIGURES = {
-    *("host", "port", "model", "m", "model-path", "served-model-name", "tokenizer", "alias"),
+    *(
+        "host",
+        "port",
+        "dist-init-addr",
+        "rpc",
+        "data-parallel-address",
+        "model",
+        "m",
+        "model-path",
+        "served-model-name",
+        "tokenizer",
+        "alias",
+    ),
     *("api-key", "log-file", "download-dir", "seed", "random-seed"),
     *("p", "publish", "v", "volume", "mount", "name", "rm", "e", "env", "network"),  # docker's
     "w",  # Python's
@@ -153,6 +166,5 @@ def _plain(name: str) -> str:
 
 
 def without_folders(value: str) -> str:
-    """The last part of a path: another machine has the same files in other folders."""
-    is_path = "/" in value and not any(c in value for c in ' {["')
-    return value.rstrip("/").rpartition("/")[2] if is_path else value
+    """The text with the last part of each path: another machine has its files elsewhere."""
+    return re.sub(r"""[^\s"'{}\[\],=]*/(?=[^\s"'{}\[\],=])""", "", value).replace("/", "")

@@ -145,9 +145,10 @@ class _Answer:
         if not self.is_in_process:
             return _joined(server.version for server in self.servers)
         if self.condition.engine == BUILTIN:
-            torch = packages.get("torch")
-            return f"specbench {self.run.environment.specbench_version}, torch {torch}"
-        return f"transformers {packages.get('transformers')}"
+            torch = f", torch {packages['torch']}" if "torch" in packages else ""
+            return f"specbench {self.run.environment.specbench_version}{torch}"
+        version = packages.get("transformers")
+        return f"transformers {version}" if version else None
 
     @property
     def backend(self) -> str | None:
@@ -174,7 +175,10 @@ class _Answer:
         is_ours = self.servers and all(server.command for server in self.servers)
         usual = _ITS_KV_TYPE if is_ours and self.condition.engine == _LLAMA_CPP else None
         sides = [self._setting(*names) or usual for names in (_K_TYPE, _V_TYPE)]
-        return self._setting(*_KV_TYPE) or (_joined(filter(None, sides)) if all(sides) else None)
+        found = self._setting(*_KV_TYPE)
+        if found == "auto":  # the dtype of a model that the server did not report
+            return None
+        return found or (_joined(filter(None, sides)) if all(sides) else None)
 
     @property
     def context_limit(self) -> int | None:

@@ -289,7 +289,8 @@ class EffortSettings:
             names=("--margin-of-error",),
             unit="fraction",
             read=parse_share,
-            help="Stop once the best K's speedup is known within plus or minus this, such as 10%.",
+            help="Measure as many prompts as the best K's speedup within plus or minus this needs, "
+            "planned from the first 20, such as 10%.",
             shown=False,
             placeholder="PERCENT",
         ),
