@@ -865,7 +865,7 @@ def test_gguf_models_are_refused_with_a_hint_by_every_command(
         ("pair", "./target", "--draft", word, "--dry-run"),
         ("run", "--target", word, "--draft", "ngram", *RUN),
         ("run", "--target", "./target", "--draft", word, *RUN, "--dry-run"),
-        ("verify", "--target", "./target", "--draft", word),
+        ("verify", "--target", "./target", "--draft", word, *RUN),
         ("inspect", "--target", word, "--draft", "ngram", "--prompt", "Hi"),
     ]
     change = (folder / "pairings.yaml").read_text().replace("./x", word)
