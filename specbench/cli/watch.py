@@ -123,10 +123,10 @@ async def _watch(
                 loop.add_signal_handler(number, end)
             async with aclosing(windows(server, seconds=seconds, every_s=every_s)) as seen:
                 async for window in seen:
+                    new = traffic.add(window)
                     if isinstance(window, str):
                         typer.echo(window, err=True)
                         continue
-                    new = traffic.add(window)
                     found += new
                     show(of_window(window, new))
     k = k or traffic.total.num_positions

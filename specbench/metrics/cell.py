@@ -315,7 +315,9 @@ def counted_by_server(cell: CellData) -> RoundCounts | None:
     num_requests = total("num_requests")
     later = tokens - (len(cell.requests) if num_requests is None else num_requests)
     if accepted is None:  # such a server counts all rounds
-        accepted = max(later - (drafting or 0), 0)
+        accepted = later - (drafting or 0)
+        if accepted < 0:  # other clients' requests were aborted
+            return None
     num_rounds = max(later - accepted, drafting or 0)
     if num_rounds <= 0:
         return None

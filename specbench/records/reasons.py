@@ -489,8 +489,8 @@ class Kind(StrEnum):
     # What the traffic of a server shows.
     COLLAPSED = (
         "collapsed",
-        "acceptance collapsed at {at}: {before:.2f} -> {after:.2f} tokens per round; since then "
-        "{accepted:,.0f} of {drafted:,.0f} draft tokens were accepted",
+        "acceptance collapsed at {at}: {before:.2f} -> {after:.2f} tokens per round; of the "
+        "newest {drafted:,.0f} draft tokens {accepted:,.0f} were accepted",
     )
     ACCEPTANCE_MOVED = (
         "acceptance_moved",
@@ -512,6 +512,11 @@ class Kind(StrEnum):
         "rounds_not_counted",
         "{accepted:,.0f} of {drafted:,.0f} draft tokens were accepted; the length is unknown, "
         "since this server does not count rounds",
+    )
+    LENGTH_NOT_KNOWN = (
+        "length_not_known",
+        "the length is unknown: {rounds:,.0f} rounds are counted, and {tokens:,.0f} tokens after "
+        "the first of {requests:,.0f} requests, as if some requests were aborted",
     )
     NO_TRAFFIC = "no_traffic", "no tokens in {seconds:.0f} s"
     LENGTH_WATCHED = (

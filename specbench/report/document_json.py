@@ -32,9 +32,11 @@ from specbench.records import (
     SpeedupVerdict,
 )
 from specbench.records.keys import AXES, flat_keys
+from specbench.report.answers import answer, conclusion
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_reasons, forecast_text, forecast_verdict
 from specbench.report.notes import run_warnings
+from specbench.report.sections import sections
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
 from specbench.words.answers import REASON, answer_keys, keys_in_words
@@ -200,6 +202,11 @@ DOCUMENT = JsonObject(
         "decisions": Key(
             Several(_DECISION),
             "the decision for each pairing, workload and setting",
+        ),
+        "conclusion": Key(
+            Several(REASON),
+            "which K helps on which workload, context and number of requests, over all settings",
+            lambda document: [*conclusion([*map(answer, sections(document))])],
         ),
         "shared_k": Key(
             Several(_SHARED_K),

@@ -123,6 +123,14 @@ def _answers(
             accepted=total.num_accepted or 0.0, drafted=total.num_draft_tokens
         )
         return
+    if length is None and total.num_rounds:
+        requests = total.num_requests or 0.0
+        yield Kind.LENGTH_NOT_KNOWN(
+            rounds=total.num_rounds,
+            tokens=(total.num_tokens or 0.0) - requests,
+            requests=requests,
+        )
+        return
     if length is None:
         yield Kind.NO_DRAFTS(tokens=total.num_tokens or 0.0)
         return

@@ -1,6 +1,7 @@
 """Acceptance in the traffic of a server, by its counters: its mean, its changes and its faults.
 
-Rounds of one request are correlated, so intervals and alarms are over batches of requests.
+Rounds of one request are correlated, so intervals and alarms are over batches of requests. Servers
+that count no request in progress count a request as it ends, so none of theirs is in two batches.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 from specbench.doc import Doc
 from specbench.records import Kind, Reason
 from specbench.servers.metrics_page import Counters
-from specbench.stats.drift import DriftDetector
+from specbench.stats.drift import Drift, DriftDetector
 from specbench.stats.intervals import interval, log_ratio, with_half_count
 from specbench.stats.summaries import Interval
 
@@ -41,13 +42,15 @@ class Window:
 
 def mean_length(counted: Counters) -> float | None:
     """Tokens per round: 1 + accepted / rounds. A server that does not count accepted tokens, but
-    all rounds, emits its tokens in them, except for the first of each request."""
+    all rounds, emits its tokens in them, except for the first of each request. None also if these
+    are fewer than the rounds: the counters of requests that were aborted do not match."""
     if not counted.num_rounds:
         return None
     if counted.num_accepted is not None:
         return 1 + counted.num_accepted / counted.num_rounds
     if counted.counts_all_rounds and counted.num_tokens is not None:
-        return (counted.num_tokens - (counted.num_requests or 0.0)) / counted.num_rounds
+        length = (counted.num_tokens - (counted.num_requests or 0.0)) / counted.num_rounds
+        return length if length >= 1 else None
     return None
 
 
@@ -68,6 +71,7 @@ class Traffic:
         self._open: Counters | None = None  # of the next batch, from its first tokens on
         self._opened_at = ""
         self._detector = DriftDetector()
+        self._fall: Drift | None = None  # the last change, if acceptance fell and has not collapsed
         self._is_suspect = False
 
     @property
@@ -76,8 +80,12 @@ class Traffic:
         known = [window.counters.num_in_progress for window in self.windows]
         return fmean([n for n in known if n is not None] or [1.0])
 
-    def add(self, window: Window) -> list[Reason]:
-        """What this window shows that earlier ones did not."""
+    def add(self, window: Window | str) -> list[Reason]:
+        """What this window shows that earlier ones did not. No batch continues after a text: the
+        server restarted, or was not reached."""
+        if isinstance(window, str):
+            self._open = None
+            return []
         self.total = self.total.then(window.counters)
         self.windows.append(window)
         if not (self._open and (self._open.num_rounds or self._open.num_tokens)):  # a pause
@@ -88,25 +96,37 @@ class Traffic:
             requests is not None and requests < max(FEWEST_REQUESTS, batch.num_in_progress or 0)
         ):
             return []
+        self._open = None
+        if (length := mean_length(batch)) is None:
+            return []
         self.batches.append(batch)
         self._begun_at.append(self._opened_at)
-        self._open = None
-        return [*self._drift(batch), *self._suspect()]
+        return [*self._drift(length), *self._suspect()]
 
-    def _drift(self, batch: Counters) -> Iterator[Reason]:
-        length = mean_length(batch)
-        drift = None if length is None else self._detector.add(length)
-        if drift is None:
-            return
-        since = reduce(Counters.then, self.batches[drift.index :])
-        moved = Kind.ACCEPTANCE_MOVED(
-            at=self._begun_at[drift.index], before=drift.before, after=drift.after
-        )
-        drafted, accepted = since.num_draft_tokens, since.num_accepted
-        if drafted and accepted is not None and accepted / drafted < COLLAPSE:
-            yield Kind.COLLAPSED(**moved.figures, accepted=accepted, drafted=drafted)
-        else:
-            yield moved
+    def _drift(self, length: float) -> Iterator[Reason]:
+        """A new level; and a collapse, at once or when a fall ends in it, since requests that were
+        in progress end later."""
+        drift = self._detector.add(length)
+        if drift is not None:
+            self._fall = drift if drift.after < drift.before else None
+        if (fall := self._fall) is not None:
+            newest = self.batches[(fall.index + len(self.batches)) // 2 :]
+            since = reduce(Counters.then, newest)
+            drafted, accepted = since.num_draft_tokens, since.num_accepted
+            if drafted and accepted is not None and accepted / drafted < COLLAPSE:
+                self._fall = None
+                yield Kind.COLLAPSED(
+                    at=self._begun_at[fall.index],
+                    before=fall.before,
+                    after=mean_length(since),
+                    accepted=accepted,
+                    drafted=drafted,
+                )
+                return
+        if drift is not None:
+            yield Kind.ACCEPTANCE_MOVED(
+                at=self._begun_at[drift.index], before=drift.before, after=drift.after
+            )
 
     def _suspect(self) -> Iterator[Reason]:
         """A fault that shows without any change, once."""

@@ -117,6 +117,18 @@ def test_without_counts_and_counters_there_is_no_figure_of_rounds(cell):
     assert round_s(cell_of(served_sweep(), 0)) is not None
 
 
+def test_acceptance_is_unknown_if_fewer_tokens_than_rounds_were_counted(cell):
+    """SGLang counts the tokens of all rounds, but not all of those of aborted requests."""
+
+    def of(num_tokens: int) -> CellData:
+        counters = {"num_rounds": 40.0, "num_tokens": num_tokens, "num_requests": 6.0}
+        loads = tuple(replace(load, counters=counters) for load in cell.loads)
+        return without_counts(with_sessions(cell, client=loads))
+
+    assert acceptance.mean_acceptance_length(of(126)) == 3.0
+    assert acceptance.mean_acceptance_length(of(40)) is None
+
+
 def test_a_failed_request_keeps_the_counters_rounds_per_token(cell):
     """Counters have 48 requests, of which one failed in the client."""
     plain = without_counts(cell)

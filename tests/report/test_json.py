@@ -11,6 +11,7 @@ from specbench.cli.schema import json_schema
 from specbench.doc import docs_of
 from specbench.records import CellSummary, Kind
 from specbench.records.keys import AXES
+from specbench.report.blocks import run_report
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from tests.report.stored_runs import SMALL, stored_run
@@ -26,6 +27,13 @@ VALIDATOR = Draft202012Validator(SCHEMA)
 def test_documents_keep_the_schema(name: str, request: pytest.FixtureRequest) -> None:
     text = json.dumps(to_json(request.getfixturevalue(name)), allow_nan=False)
     VALIDATOR.validate(json.loads(text))
+
+
+def test_a_document_has_the_k_of_each_setting_as_the_terminal_says_it(
+    cpu_document: Document,
+) -> None:
+    said = "; ".join(reason["text"] for reason in to_json(cpu_document)["conclusion"])
+    assert said == run_report(cpu_document).conclusion
 
 
 def test_the_json_schema_is_valid_and_refuses_unknown_keys(cpu_document: Document) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import repeat
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,38 +76,74 @@ def test_steady_traffic_gives_no_alarm():
         assert length.low < length.estimate < length.high < 1.03 * length.estimate
 
 
-def busy_windows(rng, number, concurrency=16, length=12):
-    """A server that decodes `concurrency` requests at once, each over about `length` windows."""
+def busy_windows(rng, engine, length, concurrency, chances):
+    """A server that decodes `concurrency` requests at once, each over about `length` windows, with
+    the chances of each window.
+
+    vLLM counts rounds as they end; llama.cpp and SGLang count those of a request when it ends.
+    """
+    shortest = -(-length // 2)
     left = rng.integers(1, length + 1, concurrency)
     easier = rng.normal(0, 0.08, concurrency)
-    for _ in range(number):
-        chances = np.clip(np.array(CODE)[:, None] + easier, 0.0, 0.98)
-        kept = (rng.random((20, *chances.shape)) < chances).cumprod(1)
-        at = kept.sum((0, 2)).astype(float)
-        rounds, accepted = 20.0 * concurrency, float(at.sum())
+    at_end = np.zeros((K + 1, concurrency))  # not counted yet: rounds, then accepted by position
+    for of_window in chances:
+        easy = np.clip(np.array(of_window)[:, None] + easier, 0.0, 0.98)
+        kept = (rng.random((20, *easy.shape)) < easy).cumprod(1).sum(0)
+        at_end += np.vstack([np.full(concurrency, 20.0), kept])
         left -= 1
         ended = left == 0
+        is_counted = np.full(concurrency, engine == "vllm") | ended
+        rounds, *at = at_end[:, is_counted].sum(1).tolist()
+        at_end[:, is_counted] = 0.0
+        requests = float(ended.sum())
+        sglang = {"num_tokens": rounds + sum(at) + requests, "counts_all_rounds": True}
+        others = {"num_draft_tokens": K * rounds, "num_accepted": sum(at)}
         counters = Counters(
-            engine="vllm",
+            engine=engine,
             num_rounds=rounds,
-            num_draft_tokens=K * rounds,
-            num_accepted=accepted,
-            num_accepted_at=tuple(at),
-            num_tokens=rounds + accepted,
-            num_requests=float(ended.sum()),
-            num_in_progress=float(concurrency),
+            num_requests=None if engine == "llama_cpp" else requests,
+            num_in_progress=None if engine == "sglang" else float(concurrency),
+            **(sglang if engine == "sglang" else others),
         )
         yield Window(began_at="", seconds=5.0, counters=counters)
-        left[ended] = rng.integers(length // 2, 3 * length // 2, ended.sum())
+        left[ended] = rng.integers(shortest, length + shortest, ended.sum())
         easier[ended] = rng.normal(0, 0.08, ended.sum())
 
 
-def test_requests_that_last_for_many_windows_give_no_alarm():
-    """The rounds of a request are alike, and so are windows that have most requests in common."""
-    for seed in range(3):
-        traffic, found = watched(busy_windows(np.random.default_rng(seed), 2_000))
-        assert found == []
-        assert len(traffic.batches) > 100
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama_cpp"])
+@pytest.mark.parametrize("length", [1, 4, 13])
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_requests_that_last_for_many_windows_give_no_alarm(engine, length, concurrency):
+    """The rounds of a request are alike in 1, 4 or 13 windows; so are windows of one request.
+
+    At the stated rate, more than 1 of 10 streams has an alarm in 1 of 240 seeds.
+    """
+    alarmed = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        windows = busy_windows(rng, engine, length, concurrency, repeat(CODE, 1_000))
+        traffic, found = watched(windows)
+        alarmed += bool(found)
+        assert len(traffic.batches) > 30
+    assert alarmed <= 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama_cpp"])
+@pytest.mark.parametrize("length", [1, 4, 13])
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_a_collapse_is_named_soon_however_long_requests_last(engine, length, concurrency):
+    """After 20 requests; if more are in progress than a batch has, after a few of each user's."""
+    before, requests = 60 * length, max(20, 5 * concurrency)
+    after = requests * length // concurrency
+    delays = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        chances = [CODE] * before + [(0.01,) * K] * 4 * after
+        _, found = watched(busy_windows(rng, engine, length, concurrency, chances))
+        named = [i for i, reason in found if reason.kind is Kind.COLLAPSED]
+        delays.append(named[0] - before + 1 if named else 4 * after)
+    print(f"after {max(delays) * concurrency / length:.0f} requests at most")
+    assert max(delays) <= after
 
 
 def test_intervals_contain_the_mean_of_all_traffic():
@@ -126,22 +163,50 @@ def test_a_change_is_named_within_twenty_requests(after, kind):
     for seed in range(20):
         rng = np.random.default_rng(seed)
         _, found = watched(window(rng, CODE if i < 40 else after) for i in range(60))
-        assert [reason.kind for _, reason in found] == [kind]
-        delays.append(found[0][0] - 39)
-        assert has_fault([found[0][1]]) == (kind is Kind.COLLAPSED)
-    print(f"{kind}: after {2 * np.median(delays):.0f} requests, {2 * max(delays)} at most")
-    assert 2 * max(delays) <= 20
+        at, named = found[-1]
+        assert named.kind is kind
+        assert {reason.kind for _, reason in found[:-1]} <= {Kind.ACCEPTANCE_MOVED}
+        delays.append(at - 39)
+        assert has_fault([named]) == (kind is Kind.COLLAPSED)
+    late = 2 * np.quantile(delays, 0.9)
+    print(f"{kind}: after {2 * np.median(delays):.0f} requests, 9 of 10 after {late:.0f}")
+    assert late <= 20
+
+
+def test_aborted_requests_leave_a_length_unknown_and_not_below_1():
+    """SGLang counts aborted requests, and not all of their tokens."""
+    counted = {"num_rounds": 40.0, "num_requests": 60.0, "counts_all_rounds": True}
+    traffic, found = watched([of_server(num_tokens=90.0, **counted)] * 6)
+    summary = summary_of(traffic, [reason for _, reason in found], None, None)
+    assert (traffic.windows[0].length, traffic.length, traffic.batches) == (None, None, [])
+    assert summary.reasons == (Kind.LENGTH_NOT_KNOWN(rounds=240.0, tokens=180.0, requests=360.0),)
+    whole = of_server(num_tokens=180.0, **counted)
+    assert whole.length == 3.0
+
+
+def test_a_batch_does_not_span_a_restart():
+    rng = np.random.default_rng(0)
+    half = window(rng, CODE, num_requests=1)
+    traffic = Traffic()
+    assert traffic.add(half) == []
+    assert traffic.add("http://a restarted") == []
+    assert traffic.add(half) == []
+    assert traffic.batches == []
+    traffic.add(half)
+    (batch,) = traffic.batches
+    assert batch.num_rounds == 2 * half.counters.num_rounds
+    assert traffic.total.num_rounds == 3 * half.counters.num_rounds
 
 
 def test_windows_of_a_server_that_has_not_drafted_yet_are_no_traffic():
     """vLLM has no counters of drafts before its first request, also after a restart."""
     rng = np.random.default_rng(3)
     empty = Window(began_at="", seconds=5.0, counters=Counters(engine="vllm", num_tokens=0.0))
-    before, after = ([window(rng, chances) for _ in range(20)] for chances in (CODE, PROSE))
+    before, after = ([window(rng, chances) for _ in range(40)] for chances in (CODE, PROSE))
     traffic, found = watched([empty, *before, empty, *after])
     assert [reason.kind for _, reason in found] == [Kind.ACCEPTANCE_MOVED]
-    assert len(traffic.batches) == 40
-    assert traffic.total.num_requests == 80
+    assert len(traffic.batches) == 80
+    assert traffic.total.num_requests == 160
 
 
 @pytest.mark.parametrize(
