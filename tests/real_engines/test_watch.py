@@ -14,6 +14,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from specbench.engines.served_engine import counter_pages
+from specbench.servers.metrics_page import read_counters
 from specbench.servers.process import free_port
 from specbench.shipped import DEMO_WORKLOADS
 from tests.real_engines.environments import MODELS, POOR, VLLM
@@ -73,6 +75,30 @@ def test_a_draft_that_was_swapped_at_a_restart_is_named(started, trial, tmp_path
         answered = _send(root, "code", REQUESTS, trial)
         watching.__exit__(None, None, None)
     assert _requests_until_named(out, changed_at, answered) <= 20
+
+
+def test_llama_cpp_counts_the_rounds_of_a_request_as_it_ends(tmp_path):
+    """So no request is in two batches, though this server counts no requests."""
+    command, environment = _llama_cpp("draft")
+    seen = []
+    with process(command, tmp_path / "log", **environment) as (root, _):
+        body = {"prompt": "def f(x):", "n_predict": 400, "stream": True, "ignore_eos": True}
+        with urlopen(Request(f"{root}/completion", json.dumps(body).encode())) as stream:
+            for i, _line in enumerate(stream):
+                if i % 100 == 50:
+                    seen.append(_num_drafts(root))
+        time.sleep(0.5)
+        at_end = _num_drafts(root)
+    assert len(seen) > 2
+    assert seen == [0.0] * len(seen)
+    assert at_end > 20
+
+
+def _num_drafts(root: str) -> float:
+    page = urlopen(f"{root}/metrics").read().decode()
+    rounds = read_counters(page, counter_pages()).num_rounds
+    assert rounds is not None
+    return rounds
 
 
 @contextmanager

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.comparisons import crossovers
+from specbench.decide.comparisons import compare_adaptive, crossovers
 from specbench.frames.tables import cells_csv
-from specbench.records import Interval, Kind
+from specbench.metrics.aggregate import aggregate_run
+from specbench.records import Auto, Interval, Kind
 from specbench.report.blocks import side_by_side_part
 from specbench.report.comparisons import (
     adaptive_grid,
@@ -30,6 +31,7 @@ from tests.cell_keys import KEY, with_axes
 from tests.decide.conftest import summary
 from tests.report.conftest import printed
 from tests.report.test_json import VALIDATOR
+from tests.served_sessions import Sweep, served_sweep
 
 
 def test_the_crossover_table_states_where_the_speedup_ends(served: Document) -> None:
@@ -95,6 +97,28 @@ def test_a_sentence_has_every_concurrency_of_an_adaptive_k(served: Document) -> 
     assert at == [row.adaptive.condition.concurrency for row in rows]
     kinds = {True: Kind.ADAPTIVE_OPEN, False: Kind.ADAPTIVE_DIFFERS}
     assert [point.kind for point in points] == [kinds[row.is_undecided] for row in rows]
+
+
+def test_an_engines_scheme_has_one_sentence_and_table_over_users(served: Document) -> None:
+    """It is 8% slower than K = 4 at 2 users and 15% faster at 4, by servers in cycles."""
+    cells = []
+    for users, speed in ((2, 0.92), (4, 1.15)):
+        sweep = Sweep(rows=(users,), confirmed=None, num_prompts=32, cycles=6, wobble=0.01)
+        scheme = replace(sweep, ks=(4,), variant="scheme", slower={4: 1 / speed})
+        cells += aggregate_run(served_sweep(sweep))
+        cells += [
+            replace(cell, key=replace(cell.key, draft=replace(cell.key.draft, length=Auto(4))))
+            for cell in aggregate_run(served_sweep(scheme))
+            if cell.k
+        ]
+    rows = compare_adaptive(cells)
+    (said,) = adaptive_reasons(replace(served, adaptive=rows))
+    parts = re.findall(r"(\d+)% (slower|faster) \[(\d+), (\d+)\] than K=4 at (\d+)", text(said))
+    assert [(name, int(users)) for _, name, _, _, users in parts] == [("slower", 2), ("faster", 4)]
+    for (estimate, _, low, high, _), true in zip(parts, (8, 15), strict=True):
+        assert int(low) < true < int(high)
+        assert abs(int(estimate) - true) < 4
+    assert [row[2:4] for row in adaptive_grid(rows).rows] == [("scheme", "4")] * 2
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False])
