@@ -113,11 +113,12 @@ _EAGER_SHARE = 0.03  # of the time at K = 0 that the first probe may take; each 
 _MEMORY_ROUNDS = 40.0  # that the acceptance is averaged over
 _CLEAR_SUCCESS = 1.1  # a probe this many times as fast as K = 0 resets the share to the first one
 
-# The prior: position 1 is accepted half of the time, with the weight of 3 observed drafts. A
-# later position is assumed to be like the one before it, with the weight of 12 drafts, so positions
-# that no recent K reached get the rate of the last position that was reached.
-_FIRST_RATE = 0.5
-_FIRST_WEIGHT = 3.0
+# The prior: position 1 is accepted nine times of ten, with the weight of 1 observed draft. So the
+# first rounds draft deep, which also tells what smaller K accept; a small K tells nothing of larger
+# ones. A later position is assumed to be like the one before it, with the weight of 12 drafts, so
+# positions that no recent K reached get the rate of the last position that was reached.
+_FIRST_RATE = 0.9
+_FIRST_WEIGHT = 1.0
 _LIKE_THE_ONE_BEFORE = 12.0
 
 
