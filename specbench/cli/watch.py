@@ -48,13 +48,13 @@ def watch(
         typer.Option("--served-model-name", help="Its model, if it has several.", metavar="NAME"),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each interval.")
+        bool, typer.Option("--json", help="Print a line of JSON for each window.")
     ] = False,
 ) -> None:
     """Watch the acceptance of a running server, without sending it requests.
 
     Reads its counters, names a collapse of acceptance and faults, and forecasts K. Ctrl-C ends it
-    with its summary. Exit code 1: acceptance has collapsed.
+    with its summary. Exit code 1: acceptance collapsed, or no or all draft tokens were accepted.
     """
     seconds, every_s = parse_seconds(duration, "--for"), parse_seconds(every, "--every")
     if every_s > seconds:
@@ -86,7 +86,7 @@ async def _watch(
     costs: "Sequence[EngineCost]",
     as_json: bool,
 ) -> "Watched":
-    """Print each interval, then the summary; also if the user interrupts it."""
+    """Print each window, then the summary; also if the user interrupts it."""
     from asyncio import CancelledError, current_task, get_running_loop
     from signal import SIGINT, SIGTERM
 
@@ -102,7 +102,7 @@ async def _watch(
     def show(watched: "Watched") -> None:
         if as_json:
             typer.echo(json.dumps(DOCUMENT.of(watched), allow_nan=False))
-        elif watched.part == "interval":
+        elif watched.part == "window":
             typer.echo(line_of(watched))
         for reason in () if as_json else watched.reasons:
             typer.echo(text(reason))
@@ -118,6 +118,9 @@ async def _watch(
 
     async with watched_server(address, model) as server:
         k = server.facts.k.value if address.k is None else address.k
+        engine = f"{server.name} {server.facts.version}".strip()
+        if costs and k:
+            curve_near(costs, engine, 1.0, k)  # its errors, before hours of watching
         with suppress(CancelledError):
             for number in (SIGINT, SIGTERM):
                 loop.add_signal_handler(number, end)
@@ -130,9 +133,13 @@ async def _watch(
                     found += new
                     show(of_window(window, new))
     k = k or traffic.total.num_positions
-    engine = f"{server.name} {server.facts.version}".strip()
-    curve = curve_near(costs, engine, traffic.mean_in_progress, k) if costs and k else None
-    summary = summary_of(traffic, found, k, curve)
+    summary = summary_of(traffic, found, k)
+    try:
+        if costs and k:
+            at = curve_near(costs, engine, traffic.mean_in_progress, k)
+            summary = summary_of(traffic, found, k, *at)
+    except UsageError as error:  # nothing that was seen is lost
+        typer.echo(f"warning: {error}", err=True)
     if not as_json:
         typer.echo(f"\n{engine}, K={'unknown' if k is None else k}:")
     show(summary)

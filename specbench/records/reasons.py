@@ -489,8 +489,8 @@ class Kind(StrEnum):
     # What the traffic of a server shows.
     COLLAPSED = (
         "collapsed",
-        "acceptance collapsed at {at}: {before:.2f} -> {after:.2f} tokens per round; of the "
-        "newest {drafted:,.0f} draft tokens {accepted:,.0f} were accepted",
+        "acceptance collapsed at {at}: {before:.2f} -> {after:.2f} tokens per round"
+        "{counts:accepted_of}",
     )
     ACCEPTANCE_MOVED = (
         "acceptance_moved",
@@ -499,14 +499,15 @@ class Kind(StrEnum):
     )
     NONE_ACCEPTED = (
         "none_accepted",
-        "none of {drafted:,.0f} draft tokens was accepted: probably a fault, such as the draft of "
-        "another model",
+        "none of the first {drafted:,.0f} draft tokens was accepted: probably a fault, such as a "
+        "draft model for another target",
     )
     ALL_ACCEPTED = (
         "all_accepted",
-        "all {drafted:,.0f} draft tokens were accepted, at every position: probably a fault of the "
-        "counters, or one text again and again",
+        "all of the first {drafted:,.0f} draft tokens were accepted, at every position: probably a "
+        "fault of the counters, or one text again and again",
     )
+    NOTHING_READ = "nothing_read", "the counters could not be read again"
     NO_DRAFTS = "no_drafts", "no drafts in {tokens:,.0f} tokens"
     ROUNDS_NOT_COUNTED = (
         "rounds_not_counted",
@@ -525,18 +526,21 @@ class Kind(StrEnum):
     )
     SMALLER_K = (
         "smaller_k",
-        "{k:K} would emit {tokens:.2f} tokens per round instead of {now:.2f} and draft {fewer:.0%} "
-        "less",
+        "{k:K} would emit about {tokens:.2f} tokens per round instead of {now:.2f}{fewer:less}, if "
+        "it drafts the same first tokens",
     )
     K_FORECAST = (
         "k_forecast",
         "forecast: {k:K}, {speed:x} the speed of {now_k:K}{speed:bounds}, with {costs}",
     )
-    NO_SMALLER_K = "no_smaller_k", "forecast: no smaller K is faster than {k:K}, with {costs}"
+    NO_SMALLER_K = (
+        "no_smaller_k",
+        "forecast: of K={ks:ks}, none is estimated to be faster than {k:K}, with {costs}",
+    )
     NEEDS_STEP_TIMES = (
         "needs_step_times",
         "no K can be named without the seconds of a round: add --step-times with a run of this "
-        "server at K=0 and {k:K}, or a table",
+        "server at K=0 to {k:K}, or a table",
     )
 
     # Signs that a machine was busy. Fewer threads are advised once.

@@ -1,7 +1,9 @@
 """What a smaller K would do with a server's traffic, by the positions at which drafts are accepted.
 
-The draft of a chain does not depend on how long it gets, so K = k accepts what K accepts at the
-first k positions. A larger K, and a tree of another size, are unknown.
+The draft of a chain does not depend on how long it gets, if its method drafts token by token: K = k
+then accepts what K accepts at the first k positions. Its rounds start at other places of the text,
+so this is an estimate. A larger K, a tree of another size, and a block that is drafted at once for
+its K (DFlash) are unknown; counters do not name the method.
 """
 
 from collections.abc import Sequence
@@ -67,12 +69,13 @@ def best_of(choices: Sequence[KForecast]) -> KForecast | None:
 
 
 def curve_near(
-    costs: Sequence[EngineCost], engine: str, num_in_progress: float, k: int
-) -> CostCurve:
-    """The costs with the number of concurrent requests that is nearest to that in progress.
+    costs: Sequence[EngineCost], engine: str, num_in_progress: float | None, k: int
+) -> tuple[CostCurve, int]:
+    """The costs with the number of concurrent requests that is nearest to that in progress, and
+    that number.
 
-    UsageError without K = 0 or K, for several drafters, and for a run of another `engine` than
-    that of the server, such as "vllm 0.32.0".
+    UsageError without K = 0 or K, for several drafters, for a run of another `engine` than that of
+    the server, such as "vllm 0.32.0", and for several numbers if the one in progress is unknown.
     """
     if others := sorted({c.engine for c in costs if c.target is not None} - {engine}):
         raise UsageError(
@@ -84,12 +87,16 @@ def curve_near(
             f"--step-times: these are of several drafters, {', '.join(drafters)}; give a run of "
             "the one that the server uses"
         )
-    nearest = min(
-        (cost.concurrency for cost in costs), key=lambda n: abs(n - max(num_in_progress, 1.0))
-    )
+    known, wanted = {cost.concurrency for cost in costs}, max(num_in_progress or 1.0, 1.0)
+    if num_in_progress is None and len(known) > 1:
+        raise UsageError(
+            f"--step-times: these are of {', '.join(map(str, sorted(known)))} concurrent requests, "
+            f"and {engine} does not report how many are in progress; give those of one number"
+        )
+    nearest = min(known, key=lambda n: abs(n - wanted))
     curve = curve_from(costs, concurrency=nearest, ks=range(k + 1))
     if k not in curve.costs:
         raise UsageError(
             f"--step-times: {curve.source} has no cost of K={k}, which the server runs; add it"
         )
-    return curve
+    return curve, nearest

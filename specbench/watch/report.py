@@ -1,4 +1,4 @@
-"""An interval of watching and the summary of all, as JSON and as lines."""
+"""A window of watching and the summary of all, as JSON and as lines."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from specbench.stats.summaries import Interval
 from specbench.watch.k_forecast import KForecast, best_of, forecasts
 from specbench.watch.traffic import FAULTS, Traffic, Window, mean_length, rates
 from specbench.words.answers import REASON
-from specbench.words.numbers import measured
+from specbench.words.numbers import measured, plural
 
 _COUNTS = {
     "num_rounds": ("rounds with drafts; with SGLang all", "rounds"),
@@ -27,9 +27,9 @@ _COUNTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """What was seen in an interval, or in all of them."""
+    """What was seen in a window, or in all of them."""
 
-    part: Literal["interval", "summary"]
+    part: Literal["window", "summary"]
     began_at: Annotated[str, Doc("when it began, in UTC")]
     seconds: Annotated[float, Doc("its length", "s")]
     counters: Counters
@@ -47,9 +47,9 @@ class Watched:
 
 DOCUMENT = JsonObject(
     "Watch",
-    "A line of `specbench watch --json`: an interval, or in the last line all of them.",
+    "A line of `specbench watch --json`: a window, or in the last line all of them.",
     {
-        "part": Key(Literal["interval", "summary"], "what the line is about"),
+        "part": Key(Literal["window", "summary"], "what the line is about"),
         **keys_of(Watched, only=("began_at", "seconds")),
         **{
             name: Key(
@@ -71,10 +71,10 @@ DOCUMENT = JsonObject(
 
 
 def of_window(window: Window, reasons: Sequence[Reason]) -> Watched:
-    """An interval with what it shows."""
+    """A window with what it shows."""
     length = mean_length(window.counters)
     return Watched(
-        part="interval",
+        part="window",
         began_at=window.began_at,
         seconds=window.seconds,
         counters=window.counters,
@@ -85,11 +85,18 @@ def of_window(window: Window, reasons: Sequence[Reason]) -> Watched:
 
 
 def summary_of(
-    traffic: Traffic, found: Sequence[Reason], k: int | None, curve: CostCurve | None
+    traffic: Traffic,
+    found: Sequence[Reason],
+    k: int | None,
+    curve: CostCurve | None = None,
+    concurrency: int = 1,
 ) -> Watched:
-    """All of it. `found`: by the intervals; `k`: of the server, None: unknown."""
+    """All of it. `found`: by the windows; `k`: of the server, None: unknown; `curve`: the costs of
+    rounds with `concurrency` requests."""
     total, choices = traffic.total, forecasts(traffic.batches, k or 0, curve)
     seconds = sum(window.seconds for window in traffic.windows)
+    at = plural(concurrency, "concurrent request")
+    costs = "" if curve is None else f"the step times of {curve.source} at {at}"
     return Watched(
         part="summary",
         began_at=traffic.windows[0].began_at if traffic.windows else "",
@@ -97,7 +104,7 @@ def summary_of(
         counters=total,
         length=traffic.length,
         rates=traffic.rates,
-        reasons=(*found, *_answers(traffic, seconds, choices, k, curve)),
+        reasons=(*found, *_answers(traffic, seconds, choices, k, costs)),
         forecasts=tuple(choices),
     )
 
@@ -112,9 +119,12 @@ def _answers(
     seconds: float,
     choices: Sequence[KForecast],
     k: int | None,
-    curve: CostCurve | None,
+    costs: str,
 ) -> Iterator[Reason]:
     total, length = traffic.total, traffic.length
+    if not traffic.windows:
+        yield Kind.NOTHING_READ()
+        return
     if not total.num_tokens and not total.num_rounds:
         yield Kind.NO_TRAFFIC(seconds=seconds)
         return
@@ -138,28 +148,34 @@ def _answers(
     if not choices or k is None:
         return
     best, now = best_of(choices), choices[k]
-    costs = "" if curve is None else f"the step times of {curve.source}"
+    is_full = total.num_draft_tokens == k * (total.num_rounds or 0)
     if best is None:
         fewest = next(c for c in choices if c.tokens_per_round >= 0.9 * now.tokens_per_round)
         if fewest is not now:
-            yield _smaller(fewest, now)
+            yield _smaller(fewest, now, is_full=is_full)
         yield Kind.NEEDS_STEP_TIMES(k=k)
     elif best is now:
-        yield Kind.NO_SMALLER_K(k=k, costs=costs)
+        known = [c for c in choices if c.speed is not None and c is not now]
+        ks = tuple(c.num_speculative_tokens for c in known)
+        yield Kind.NO_SMALLER_K(k=k, ks=ks, costs=costs)
     else:
-        yield _smaller(best, now)
+        yield _smaller(best, now, is_full=is_full)
         yield Kind.K_FORECAST(k=best.num_speculative_tokens, now_k=k, speed=best.speed, costs=costs)
 
 
-def _smaller(choice: KForecast, now: KForecast) -> Reason:
+def _smaller(choice: KForecast, now: KForecast, *, is_full: bool) -> Reason:
+    """`is_full`: every round drafts K tokens, so that the share of drafts saved is known."""
     k, now_k = choice.num_speculative_tokens, now.num_speculative_tokens
     return Kind.SMALLER_K(
-        k=k, tokens=choice.tokens_per_round, now=now.tokens_per_round, fewer=1 - k / now_k
+        k=k,
+        tokens=choice.tokens_per_round,
+        now=now.tokens_per_round,
+        fewer=1 - k / now_k if is_full else None,
     )
 
 
 def line_of(watched: Watched) -> str:
-    """An interval on one line: when, requests, tokens, rounds, acceptance."""
+    """A window on one line: when, requests, tokens, rounds, acceptance."""
     counted, seconds = watched.counters, watched.seconds
     parts = [watched.began_at[11:19]]
     if counted.num_in_progress is not None:

@@ -27,9 +27,13 @@ class WatchedServer:
     facts: ServerFacts
 
     async def counters(self) -> Counters:
+        """The counts since it started; ServerError without them."""
         page = self.engine.COUNTERS
         assert page is not None
-        return await self.client.counters(page.path_of(self.facts.model), [page])
+        counted = await self.client.counters(page.path_of(self.facts.model), [page])
+        if counted.engine is None:  # such as an error page of a proxy
+            self.client.fail("its page has no counters")
+        return counted
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ Rounds of one request are correlated, so intervals and alarms are over batches o
 that count no request in progress count a request as it ends, so none of theirs is in two batches.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -75,10 +76,11 @@ class Traffic:
         self._is_suspect = False
 
     @property
-    def mean_in_progress(self) -> float:
-        """Requests in progress at the end of the windows; 1 where that is not counted."""
-        known = [window.counters.num_in_progress for window in self.windows]
-        return fmean([n for n in known if n is not None] or [1.0])
+    def mean_in_progress(self) -> float | None:
+        """Requests in progress at the end of the windows with tokens; None: not counted."""
+        busy = [w.counters for w in self.windows if w.counters.num_tokens or w.counters.num_rounds]
+        known = [c.num_in_progress for c in busy if c.num_in_progress is not None]
+        return fmean(known) if known else None
 
     def add(self, window: Window | str) -> list[Reason]:
         """What this window shows that earlier ones did not. No batch continues after a text: the
@@ -88,6 +90,8 @@ class Traffic:
             return []
         self.total = self.total.then(window.counters)
         self.windows.append(window)
+        if window.counters.num_rounds is None:  # TensorRT-LLM counts none
+            return [*self._suspect()]
         if not (self._open and (self._open.num_rounds or self._open.num_tokens)):  # a pause
             self._open, self._opened_at = None, window.began_at
         batch = self._open.then(window.counters) if self._open else window.counters
@@ -112,15 +116,19 @@ class Traffic:
         if (fall := self._fall) is not None:
             newest = self.batches[(fall.index + len(self.batches)) // 2 :]
             since = reduce(Counters.then, newest)
-            drafted, accepted = since.num_draft_tokens, since.num_accepted
-            if drafted and accepted is not None and accepted / drafted < COLLAPSE:
+            after, counts = mean_length(since) or 1.0, (since.num_accepted, since.num_draft_tokens)
+            accepted, drafted = counts
+            is_counted = accepted is not None and bool(drafted)
+            # SGLang counts no drafts: of the tokens that they gained, then, half as few are left.
+            left = (after - 1) / (fall.before - 1) / 2
+            share = accepted / drafted if accepted is not None and drafted else left
+            if share < COLLAPSE:
                 self._fall = None
                 yield Kind.COLLAPSED(
                     at=self._begun_at[fall.index],
                     before=fall.before,
-                    after=mean_length(since),
-                    accepted=accepted,
-                    drafted=drafted,
+                    after=after,
+                    counts=counts if is_counted else None,
                 )
                 return
         if drift is not None:
@@ -142,24 +150,32 @@ class Traffic:
     @property
     def length(self) -> Interval | None:
         """The mean acceptance length, with an interval from five batches on."""
-        mean = mean_length(self.total)
-        if mean is None or not self.batches:
-            return None if mean is None else Interval(estimate=mean, low=None, high=None)
+        if (mean := mean_length(self.total)) is None:
+            return None
         rounds = [batch.num_rounds or 0.0 for batch in self.batches]
         emitted = [(mean_length(b) or 1.0) * n for b, n in zip(self.batches, rounds, strict=True)]
-        return interval(log_ratio([emitted], [rounds]))
+        return _around(mean, interval(log_ratio([emitted], [rounds])) if rounds else None)
 
     @property
     def rates(self) -> tuple[Interval, ...]:
         """The acceptance rate by position, each with an interval from five batches on."""
-        deepest = max((len(batch.num_accepted_at) for batch in self.batches), default=0)
-        rounds = [batch.num_rounds or 0.0 for batch in self.batches]
-        return tuple(
-            interval(log_ratio([with_half_count(accepted)], [rounds]))
-            for accepted in self._accepted_at(deepest)
+        means, rounds = rates(self.total), [batch.num_rounds or 0.0 for batch in self.batches]
+        found = (
+            interval(log_ratio([with_half_count(accepted)], [rounds])) if rounds else None
+            for accepted in self._accepted_at(len(means))
         )
+        pairs = zip(means, found, strict=True)
+        return tuple(_around(mean, bounds, most=1.0) for mean, bounds in pairs)
 
     def _accepted_at(self, deepest: int) -> Iterator[np.ndarray]:
         for i in range(deepest):
             at = [b.num_accepted_at[i] if i < len(b.num_accepted_at) else 0 for b in self.batches]
             yield np.array(at, dtype=np.float64)
+
+
+def _around(estimate: float, found: Interval | None, most: float = math.inf) -> Interval:
+    """The mean of all windows, with the bounds over batches, which may lack the last windows."""
+    if found is None or found.low is None or found.high is None:
+        return Interval(estimate=estimate, low=None, high=None)
+    high = min(max(found.high, estimate), most)
+    return Interval(estimate=estimate, low=min(found.low, estimate), high=high)

@@ -132,6 +132,12 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "also": lambda parts: "".join(f"; {_part(part)}" for part in parts),
     "list": listed,
     "lossy": lossy_mark,
+    "less": lambda share: "" if share is None else f" and draft {share:.0%} less",
+    "accepted_of": lambda counts: (
+        ""
+        if counts is None
+        else f"; of {counts[1]:,.0f} draft tokens after it {counts[0]:,.0f} were accepted"
+    ),
     "token": lambda count: plural(count, "token"),
     "text": lambda count: plural(count, "text"),
     "rounding": lambda steps: plural(round(steps), "step"),

@@ -122,7 +122,7 @@ def _requests_until_named(out: Path, changed_at: float, answered: Sequence[float
     Lines begin in whole seconds."""
     lines = [*map(json.loads, out.read_text().splitlines())]
     assert lines[-1]["part"] == "summary"
-    named = [line for line in lines if line["part"] == "interval" and line["reasons"]]
+    named = [line for line in lines if line["part"] == "window" and line["reasons"]]
     assert named
     print([reason["text"] for line in named for reason in line["reasons"]])
     ends = datetime.fromisoformat(named[0]["began_at"]).timestamp() + named[0]["seconds"]

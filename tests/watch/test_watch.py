@@ -15,14 +15,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from specbench.errors import ServerError
+from specbench.errors import ServerError, UsageError
 from specbench.forecast.cost_curve import curve_from
 from specbench.records import EngineCost, Kind
 from specbench.servers.metrics_page import Counters
 from specbench.watch.k_forecast import best_of, curve_near, forecasts
 from specbench.watch.report import DOCUMENT, has_fault, summary_of
 from specbench.watch.server import windows
-from specbench.watch.traffic import Traffic, Window
+from specbench.watch.traffic import Traffic, Window, rates
 from tests.servers.http_server import Handler, serving_with
 
 K = 4
@@ -128,7 +128,7 @@ def test_requests_that_last_for_many_windows_give_no_alarm(engine, length, concu
     assert alarmed <= 1
 
 
-@pytest.mark.parametrize("engine", ["vllm", "llama_cpp"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama_cpp"])
 @pytest.mark.parametrize("length", [1, 4, 13])
 @pytest.mark.parametrize("concurrency", [1, 16])
 def test_a_collapse_is_named_soon_however_long_requests_last(engine, length, concurrency):
@@ -274,6 +274,54 @@ def test_drafts_without_a_count_of_rounds_are_not_called_none():
     assert reasons == (Kind.ROUNDS_NOT_COUNTED(accepted=2000.0, drafted=3200.0),)
 
 
+@pytest.mark.parametrize(
+    ("accepted", "kind"), [(0.0, Kind.NONE_ACCEPTED), (90.0, Kind.ALL_ACCEPTED)]
+)
+def test_a_fault_shows_without_a_count_of_rounds(accepted, kind):
+    counted = of_server(num_tokens=100.0, num_draft_tokens=90.0, num_accepted=accepted)
+    _, found = watched([counted] * 4)
+    assert [reason for _, reason in found] == [kind(drafted=270.0)]
+
+
+def test_rates_and_length_are_those_of_all_windows_and_at_most_1():
+    """Also of the windows after the last batch, and if every first draft is accepted."""
+    at = (400.0, 200.0, 0.0, 0.0)
+    counts = {"num_rounds": 400.0, "num_draft_tokens": 1600.0, "num_accepted": sum(at)}
+    every = of_server(**counts, num_accepted_at=at, num_requests=9.0)
+    last = of_server(num_rounds=20.0, num_draft_tokens=80.0, num_accepted=0.0, num_requests=0.0)
+    traffic, _ = watched([every] * 6 + [last])
+    assert [rate.estimate for rate in traffic.rates] == [*rates(traffic.total)]
+    assert traffic.length.estimate == 1 + 6 * 600 / 2420
+    assert all(rate.low <= rate.estimate <= rate.high <= 1 for rate in traffic.rates)
+
+
+def test_a_share_of_drafts_is_saved_only_where_every_round_drafts_k():
+    """Lookups and p_min end drafts early."""
+    rng = np.random.default_rng(2)
+    windows = [window(rng, PROSE) for _ in range(10)]
+    for drafted, share in ((K, 0.25), (K - 0.5, None)):
+        few = [
+            replace(w.counters, num_draft_tokens=drafted * w.counters.num_rounds) for w in windows
+        ]
+        traffic, _ = watched(replace(w, counters=c) for w, c in zip(windows, few, strict=True))
+        reasons = summary_of(traffic, [], K).reasons
+        smaller = next(reason for reason in reasons if reason.kind is Kind.SMALLER_K)
+        saved = smaller.figures["fewer"]
+        assert saved == (None if share is None else 1 - smaller.figures["k"] / K)
+
+
+def test_a_k_without_costs_is_not_called_slower():
+    traffic, _ = watched(window(np.random.default_rng(2), CODE) for _ in range(10))
+    ends = [cost for cost in costs(draft=0.0, verify=0.0) if cost.num_speculative_tokens in (0, K)]
+    curve = curve_from(ends, concurrency=1, ks=range(K + 1))
+    *_, last = summary_of(traffic, [], K, curve).reasons
+    assert (last.kind, last.figures["ks"]) == (Kind.NO_SMALLER_K, (0,))
+
+
+def test_nothing_read_is_not_called_no_traffic():
+    assert summary_of(Traffic(), [], K).reasons == (Kind.NOTHING_READ(),)
+
+
 def costs(*, draft, verify, concurrency=1, **of_run):
     """Step times of a round: a step and, for each draft token, a draft and its check."""
     return [
@@ -335,7 +383,11 @@ def test_step_times_are_of_this_server_and_of_the_nearest_number_of_requests():
     near, far = (costs(draft=0.1, verify=0.1, concurrency=n, target="t") for n in (4, 16))
     for other in far:
         object.__setattr__(other, "cost", 9.0)
-    assert curve_near([*near, *far], "vllm 0.32.0", 5.2, K).costs[0] == (0.02,)
+    curve, concurrency = curve_near([*near, *far], "vllm 0.32.0", 5.2, K)
+    assert (curve.costs[0], concurrency) == ((0.02,), 4)
+    with pytest.raises(UsageError, match=r"4, 16 concurrent requests.*of one number"):
+        curve_near([*near, *far], "vllm 0.32.0", None, K)
+    assert curve_near(near, "vllm 0.32.0", None, K)[1] == 4
     with pytest.raises(Exception, match=r"vllm 0\.32\.0.*vllm 0\.33\.0"):
         curve_near(near, "vllm 0.33.0", 1.0, K)
 
@@ -386,7 +438,7 @@ def test_a_server_is_watched_and_the_lines_are_those_of_the_schema(tmp_path):
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode == 0, done.stderr
         assert {frozenset(line) for line in lines} == {frozenset(DOCUMENT.keys)}
-        assert [line["part"] for line in lines[-2:]] == ["interval", "summary"]
+        assert [line["part"] for line in lines[-2:]] == ["window", "summary"]
         summary = lines[-1]
         assert summary["mean_acceptance_length"]["estimate"] == pytest.approx(2.2)
         rates = [rate["estimate"] for rate in summary["acceptance_rate_per_position"]]
@@ -417,6 +469,52 @@ def test_a_server_without_drafts_or_without_counters_is_told():
         assert (done.returncode, "no page of counters" in done.stderr) == (2, True)
     done = run("--base-url", "http://localhost:1", "--for", "1s", "--every", "5s")
     assert (done.returncode, "--every" in done.stderr) == (2, True)
+
+
+def test_an_error_page_is_no_restart_and_no_traffic():
+    class Proxied(FakeVllm):
+        def do_GET(self):
+            if self.path == "/metrics" and getattr(type(self), "readings", 0) == 9:
+                type(self).readings += 1
+                return self.send("bad gateway", status=404)
+            return super().do_GET()
+
+    with serving_with(Proxied) as url:
+        done = run("--base-url", url, "--for", "4s", "--every", "0.1s", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "no counters" in done.stderr
+    assert {line["num_rounds"] for line in lines[:-1]} == {100.0}
+
+
+def test_step_times_that_do_not_fit_are_told_before_watching(tmp_path):
+    table = tmp_path / "costs.csv"
+    table.write_text("k,cost\n0,1\n1,1.1\n")
+    with serving_with(FakeVllm) as url:
+        words = ("--base-url", f"{url}#k=4", "--for", "1h", "--step-times", str(table))
+        done = subprocess.run(
+            [sys.executable, "-m", "specbench", "watch", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, "no cost of K=4" in done.stderr) == (2, True)
+
+
+def test_step_times_that_turn_out_not_to_fit_leave_the_summary(tmp_path):
+    class Late(FakeVllm):
+        """It has counters of drafts, and so a K, from its first drafts on."""
+
+        @property
+        def drafts(self):
+            return type(self).readings > 8
+
+    table = tmp_path / "costs.csv"
+    table.write_text("k,cost\n0,1\n1,1.1\n")
+    with serving_with(Late) as url:
+        words = ("--base-url", url, "--for", "3s", "--every", "0.1s", "--step-times", str(table))
+        late = run(*words, "--json")
+    assert json.loads(late.stdout.splitlines()[-1])["part"] == "summary"
+    assert "warning: --step-times" in late.stderr
 
 
 def test_a_server_that_is_lost_is_told_once():
