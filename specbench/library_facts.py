@@ -88,7 +88,7 @@ def _text_of(file: str) -> str | None:
     except PackageNotFoundError:
         return None
     except OSError as error:
-        raise outdated_fact("transformers", f"it has no file {file}") from error
+        raise outdated_fact(f"it has no file {file}") from error
 
 
 # What loads weights: functions and a class of modules, and methods of every model.
@@ -105,13 +105,13 @@ def load_on_meta(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     It renames, joins and splits them as it does for real ones, and reads nothing. The account is
     that of `from_pretrained`, and conversion_errors by name. Imports torch. LibraryError.
     """
-    found = []
+    loaders = []
     for module, names in _LOADER.items():
         for name in names:
             if (value := getattr(import_module(module), name, None)) is None:
-                raise outdated_fact("transformers", f"{module} has no {name}")
-            found.append(value)
-    get_conversions, convert, make_config = found
+                raise outdated_fact(f"{module} has no {name}")
+            loaders.append(value)
+    get_conversions, convert, make_config = loaders
     config = make_config(device_map={"": "meta"}, weight_mapping=get_conversions(model))
     account, _ = convert(model, tensors, config)
     model.tie_weights(missing_keys=account.missing_keys, recompute_mapping=False)
@@ -119,13 +119,13 @@ def load_on_meta(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {**account.to_dict(), "conversion_errors": account.conversion_errors}
 
 
-def outdated_fact(package: str, what: str) -> LibraryError:
-    """The error for a version of a library in which a fact of this file no longer holds."""
-    bounds = _bounds().get(package)
-    known = f"'{package}{bounds}'" if bounds else f"an older {package}"
+def outdated_fact(missing: str) -> LibraryError:
+    """The error for a version of transformers in which a fact of this file no longer holds."""
+    bounds = _bounds().get("transformers")
+    known = f"'transformers{bounds}'" if bounds else "an older transformers"
     return LibraryError(
-        f"{package} {version(package)}: {what}, which specbench relies on; install a version that "
-        f"was tested: pip install {known}"
+        f"transformers {version('transformers')}: {missing}, which specbench relies "
+        f"on; install a version that was tested: pip install {known}"
     )
 
 

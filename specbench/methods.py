@@ -305,7 +305,7 @@ def split_set(word: str) -> tuple[str, str]:
     return (first, lookup) if first and lookup in LOOKUPS else (word, "")
 
 
-class Kind(NamedTuple):
+class ModelKind(NamedTuple):
     """The method that drafts with a model, or None, and the reason."""
 
     method: str | None
@@ -333,34 +333,34 @@ def gguf_draftless(file: GgufFile) -> tuple[str, ...]:
     return (*(["mtp"] if file.mtp_layers else []), *LOOKUPS)
 
 
-def kind_of(files: ModelFiles) -> Kind:
+def kind_of(files: ModelFiles) -> ModelKind:
     """The kind of a folder, by its config if that is enough, else by its tensors. ModelError."""
     heads = [(method.name, method.head) for method in _ROWS if method.head]
     of_speculators = files.config.get("speculators_model_type")
     if of_speculators is not None:
         known = [name for name, head in heads if head.is_speculators_type]
         method = of_speculators if of_speculators in known else None
-        return Kind(method, f"speculators_model_type {of_speculators}")
+        return ModelKind(method, f"speculators_model_type {of_speculators}")
     for name, head in heads:
         if reason := head.by_config(files):
-            return Kind(name, reason)
+            return ModelKind(name, reason)
     tensor_names = _names(files)
     for name, head in heads:
         if head.by_tensors(tensor_names):
-            return Kind(name, "the names of its tensors")
+            return ModelKind(name, "the names of its tensors")
     architecture = files.architecture or ""
     for name, head in heads:
         if head.architecture and head.architecture in architecture.lower():
-            return Kind(name, f"architecture {architecture}")
+            return ModelKind(name, f"architecture {architecture}")
     if reads := _reads_from_target(files):
-        return Kind(None, f"architecture {architecture} reads its target's {reads}")
+        return ModelKind(None, f"architecture {architecture} reads its target's {reads}")
     if files.config.get("is_encoder_decoder"):
-        return Kind(None, f"architecture {architecture} has an encoder")
+        return ModelKind(None, f"architecture {architecture} has an encoder")
     if _CAUSAL.fullmatch(architecture):
-        return Kind(MODEL_METHOD, f"architecture {architecture}")
+        return ModelKind(MODEL_METHOD, f"architecture {architecture}")
     if architecture:
-        return Kind(None, f"architecture {architecture} writes no text")
-    return Kind(None, "names no architecture")
+        return ModelKind(None, f"architecture {architecture} writes no text")
+    return ModelKind(None, "names no architecture")
 
 
 def _reads_from_target(files: ModelFiles) -> str | None:
@@ -404,19 +404,19 @@ def _has_masks(names: frozenset[str]) -> bool:
 def _peagle_config(files: ModelFiles) -> str | None:
     if files.config.get("parallel_drafting"):
         return "parallel_drafting"
-    architecture = files.architecture or ""
-    return architecture if "peagle" in architecture.lower() else None
+    return files.architecture if _is_named(files, "peagle") else None
 
 
-def _dflash_config(files: ModelFiles, method: str) -> str | None:
-    architecture = files.architecture or ""
-    return f"architecture {architecture}" if method in architecture.lower() else None
+def _is_named(files: ModelFiles, method: str) -> bool:
+    return method in (files.architecture or "").lower()
+
+
+def _architecture(files: ModelFiles, method: str) -> str | None:
+    return f"architecture {files.architecture}" if _is_named(files, method) else None
 
 
 def _eagle3_config(files: ModelFiles) -> str | None:
-    architecture = files.architecture or ""
-    is_eagle3 = "eagle3" in architecture.lower() and not _has_masks(_names(files))
-    return f"architecture {architecture}" if is_eagle3 else None
+    return None if _has_masks(_names(files)) else _architecture(files, "eagle3")
 
 
 def _medusa_config(files: ModelFiles) -> str | None:
@@ -551,11 +551,22 @@ def _last_states(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
     return sizes.num_rows * sizes.state_bytes
 
 
+# Models that draft in every round, from their own distribution.
+_draws = partial(Method, draws=True, always_drafts=True)
+# Heads that continue from the target's last hidden state.
+_continues = partial(_draws, model="required", buffer_bytes=_last_states)
+
 _TREE_WIDTHS = Parameter(
     "tree",
     (),
     None,
     "How many children the nodes of each level have, 1 past its end; K is its depth.",
+)
+# Models that draft a chain, or the tree with these widths.
+_branches = partial(
+    _draws,
+    tree=lambda settings: "static" if settings["tree"] else None,
+    round_shape=_tree_of_widths,
 )
 _EAGLE_PARAMETERS = (
     Parameter(
@@ -571,32 +582,35 @@ _EAGLE_PARAMETERS = (
     Parameter("max_drafts", 59, range(1, 257), "The most drafts of a dynamic tree per round."),
 )
 
-# The common facts of EAGLE heads.
 _eagle = partial(
-    Method,
-    model="required",
-    draws=True,
-    always_drafts=True,
+    _continues,
     parameters=_EAGLE_PARAMETERS,
     tree=_named_tree,
     round_shape=_feature_tree,
     deepest=lambda settings, *_: feature_depth(settings["tree"]),
-    buffer_bytes=_last_states,
 )
+# Heads that fill in a block of masks.
+_dflash = partial(
+    _draws,
+    model="required",
+    # A small part of the head processes the text before the block.
+    round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
+    deepest=_dflash_depth,
+)
+_dflash_head = partial(HeadFacts, reads_target_head=True, report_layers=_dflash_layers)
+# Models with another tokenizer than the target's.
+_retokenizes = partial(Method, model="required", retokenizes=True, round_shape=_model_chain)
 
 # Files of heads are recognized in this order.
 _ROWS = (
-    Method(
+    _continues(
         name="mtp",
         summary=(
             "The multi-token prediction layers of the target "
             "(DeepSeek-AI 2024, arXiv:2412.19437, 2.2)."
         ),
         model="optional",
-        draws=True,
-        always_drafts=True,
         round_shape=_model_chain,
-        buffer_bytes=_last_states,
         head=HeadFacts(
             layouts=MTP_LAYOUTS,
             fit=_mtp_fit,
@@ -611,17 +625,13 @@ _ROWS = (
             needs_modules=lambda files: family_of(files).decoder not in DENSE,
         ),
     ),
-    Method(
+    _continues(
         name="gemma4_mtp",
         summary=(
             "Google's assistants of Gemma 4 (MTP drafters), which attend to the target's own keys "
             "and values."
         ),
-        model="required",
-        draws=True,
-        always_drafts=True,
         round_shape=_model_chain,
-        buffer_bytes=_last_states,
         head=HeadFacts(
             layouts=GEMMA4_LAYOUTS,
             fit=gemma4_mtp_fit,
@@ -631,14 +641,10 @@ _ROWS = (
             num_unread=lambda files: AssistantStyle.of(files).num_unread,
         ),
     ),
-    Method(
+    _continues(
         name="peagle",
         summary="EAGLE-3's head, trained to draft K tokens in one forward (arXiv:2602.01469).",
-        model="required",
-        draws=True,
-        always_drafts=True,
         round_shape=lambda _, k: RoundShape(k, min(k, 2)),
-        buffer_bytes=_last_states,
         head=HeadFacts(
             layouts=PEAGLE_LAYOUTS,
             fit=partial(eagle3_fit, is_parallel=True),
@@ -648,43 +654,28 @@ _ROWS = (
             report_layers=partial(_eagle3_layers, is_parallel=True),
         ),
     ),
-    Method(
+    _dflash(
         name="dflash",
         summary=(
             "A block-diffusion head fills in K masks in one forward "
             "(Chen et al. 2026, arXiv:2602.06036)."
         ),
-        model="required",
-        draws=True,
-        always_drafts=True,
-        # A small part of the head processes the text before the block.
-        round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
-        deepest=_dflash_depth,
-        head=HeadFacts(
+        head=_dflash_head(
             layouts=DFLASH_LAYOUTS,
             fit=dflash_fit,
-            by_config=partial(_dflash_config, method="dflash"),
-            reads_target_head=True,
-            report_layers=_dflash_layers,
+            by_config=partial(_architecture, method="dflash"),
         ),
     ),
-    Method(
+    _dflash(
         name="dspark",
         summary=(
             "DFlash's block, drafted token by token with a bias by the token before "
             "(DeepSeek-AI 2026, arXiv:2607.05147)."
         ),
-        model="required",
-        draws=True,
-        always_drafts=True,
-        round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
-        deepest=_dflash_depth,
-        head=HeadFacts(
+        head=_dflash_head(
             layouts=DSPARK_LAYOUTS,
             fit=partial(dflash_fit, method="dspark"),
-            by_config=partial(_dflash_config, method="dspark"),
-            reads_target_head=True,
-            report_layers=_dflash_layers,
+            by_config=partial(_architecture, method="dspark"),
         ),
     ),
     _eagle(
@@ -748,48 +739,36 @@ _ROWS = (
             kept_shapes=_medusa_shapes,
         ),
     ),
-    Method(
+    _branches(
         name=MODEL_METHOD,
         summary=(
             "Chain or tree drafting with its own KV cache "
             "(Leviathan et al. 2023, arXiv:2211.17192)."
         ),
         model="required",
-        draws=True,
-        always_drafts=True,
         parameters=(_TREE_WIDTHS,),
-        tree=lambda settings: "static" if settings["tree"] else None,
-        round_shape=_tree_of_widths,
     ),
-    Method(
+    _retokenizes(
         name="token_intersection",
         summary=(
             "Drafts from a model with another tokenizer, only tokens that both have "
             "(Timor et al. 2025, arXiv:2502.05202, TLI)."
         ),
-        model="required",
         draws=True,
-        retokenizes=True,
-        round_shape=_model_chain,
     ),
-    Method(
+    _retokenizes(
         name="string_match",
         summary=(
             "Drafts the text of a model with another tokenizer, encoded again in the target's "
             "tokens (Timor et al. 2025, arXiv:2502.05202, SLEM)."
         ),
-        model="required",
-        retokenizes=True,
-        round_shape=_model_chain,
     ),
-    Method(
+    _branches(
         name="self_speculation",
         summary=(
             "The target's first layers draft for all of it "
             "(Elhoushi et al. 2024, arXiv:2404.16710)."
         ),
-        draws=True,
-        always_drafts=True,
         parameters=(
             Parameter(
                 "num_layers",
@@ -799,8 +778,6 @@ _ROWS = (
             ),
             _TREE_WIDTHS,
         ),
-        tree=lambda settings: "static" if settings["tree"] else None,
-        round_shape=_tree_of_widths,
         num_target_layers=lambda settings, most: num_first_layers(settings["num_layers"], most),
     ),
     Method(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.gpu_suite.machine import Json, Machine, absent
 from benchmarks.gpu_suite.stage import Stage
-from specbench.stats.intervals import speedup_interval
+from specbench.stats.intervals import interval, speedup_ratio
 
 LIMIT_S = 200.0
 NUM_REQUESTS = 6
@@ -76,6 +76,6 @@ def beside_vllm(stage: Stage, machine: Machine) -> Json:
         "own": "builtin K=0",
         "peer": "vLLM",
         "decode": None,
-        "end_to_end": asdict(speedup_interval(theirs, ours)),
+        "end_to_end": asdict(interval(speedup_ratio(theirs, ours))),
     }
     return {"new_tokens": new_tokens, "ours_s": ours, "vllm_s": theirs, "ratios": [ratio]}

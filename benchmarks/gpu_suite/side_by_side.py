@@ -9,7 +9,7 @@ from typing import NamedTuple
 from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
 from specbench.engines.engine import Engine, Work
 from specbench.records import Interval, Request, Result
-from specbench.stats.intervals import speedup_interval
+from specbench.stats.intervals import interval, speedup_ratio
 
 OWN = "builtin"
 
@@ -124,8 +124,8 @@ def _ratio(own: Candidate, peer: Candidate, results: dict[str, list[Result]]) ->
     return Ratio(
         own=own.name,
         peer=peer.name,
-        decode=speedup_interval(*decode) if all(map(all, decode)) else None,
-        end_to_end=speedup_interval([r.total_s for r in theirs], [r.total_s for r in ours]),
+        decode=interval(speedup_ratio(*decode)) if all(map(all, decode)) else None,
+        end_to_end=interval(speedup_ratio([r.total_s for r in theirs], [r.total_s for r in ours])),
     )
 
 

@@ -85,8 +85,8 @@ class TargetPlan:
         """As many prompts of a workload as were used, without those; empty if too few are left to
         confirm a choice with."""
         every = workload.take(len(workload.prompts), self.settings.seed)
-        others = [prompt for prompt in every if prompt.id not in used][: len(used)]
-        return tuple(others) if are_enough(len(others), len(used)) else ()
+        unused = [prompt for prompt in every if prompt.id not in used][: len(used)]
+        return tuple(unused) if are_enough(len(unused), len(used)) else ()
 
     def pass_prompts(self, workload: Workload, condition: Condition) -> tuple[Prompt, ...]:
         """The prompts of a pass with concurrent requests, repeated if the workload has too few."""

@@ -33,7 +33,6 @@ def time_servers(
     *,
     concurrencies: Sequence[int] = (1,),
     temperature: float = 0.0,
-    max_tokens: int = MAX_TOKENS,
     names: ModelNames | None = None,
     omitted: tuple[str, ...] = (),
     warn: Callable[[str], None] = lambda _: None,
@@ -46,7 +45,7 @@ def time_servers(
     """
     addresses = [Address.at(url, OPTION) for url in urls]
     sampling = Sampling(temperature=temperature)
-    request = Request(max_new_tokens=max_tokens, sampling=sampling, omitted=omitted)
+    request = Request(max_new_tokens=MAX_TOKENS, sampling=sampling, omitted=omitted)
     work = _time_batches(addresses, prompts, concurrencies, request, names or ModelNames(), warn)
     try:
         return asyncio.run(work)

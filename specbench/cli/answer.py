@@ -47,8 +47,8 @@ def print_paths(paths: Sequence[Path]) -> None:
     with an empty one below."""
     if paths:
         first, *rest = paths
-        others = f" (and {', '.join(path.name for path in rest)})" if rest else ""
-        typer.echo(f"report: {first}{others}\n")
+        more = f" (and {', '.join(path.name for path in rest)})" if rest else ""
+        typer.echo(f"report: {first}{more}\n")
 
 
 def print_documents(documents: Sequence[Document]) -> None:

@@ -358,14 +358,14 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     spec = ModelSpec(source=target, folder=path.absolute())
     chosen = Target(name=plain_name(target), model=spec, drafters=())
     types = spec_types(_llama_server(settings, "--help"))
-    found = Discovery(drafters=(), left_out=())
+    discovered = Discovery(drafters=(), left_out=())
     if not call.drafts or call.folders:
         known = [name for name in LOOKUPS if types and not why_missing(name, types)]
-        found = discover_gguf(file, call.folders or (), known or LOOKUPS[:1])
+        discovered = discover_gguf(file, call.folders or (), known or LOOKUPS[:1])
     named = [_gguf_drafter(word) for word in split(call.drafts or ())]
     places = {drafter.model.place for drafter in named if drafter.model}
-    drafters = [d for d in found.drafters if d.model is None or d.model.place not in places]
-    others = [
+    drafters = [d for d in discovered.drafters if d.model is None or d.model.place not in places]
+    skipped = [
         SkippedModel(source=f"--spec-type {name}", reason="specbench has no such method")
         for name in other_types(types)
     ]
@@ -379,7 +379,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
         file,
         with_unique_names([*named, *drafters]),
         machine.setup,
-        left_out=(*found.left_out, *others),
+        left_out=(*discovered.left_out, *skipped),
     )
     candidates = tuple(_with_types(candidate, types) for candidate in prepared.candidates)
     prepared = replace(prepared, candidates=candidates)
@@ -442,8 +442,8 @@ def _measure_gguf(
         if is_undecided:
             typer.echo(f"{joined(made.basis)}; a longer --time-budget may decide")
         else:
-            said = deployment.pairing.drafter.name if deployment.k else "do not speculate"
-            typer.echo(f"{said}: {joined(made.basis)}")
+            choice = deployment.pairing.drafter.name if deployment.k else "do not speculate"
+            typer.echo(f"{choice}: {joined(made.basis)}")
             typer.echo(f"\n{command}")
     require_complete(measured)
     require_decided(is_undecided)

@@ -239,13 +239,13 @@ def _time(estimate: PlanOutlook) -> str:
         else f"{estimate.seconds / 60:,.0f} minutes"
     )
     if estimate.is_ended_by_budget:
-        told = f"about {length}: loading, then the time that --time-budget sets"
+        sentence = f"about {length}: loading, then the time that --time-budget sets"
         if estimate.least_budget_s is not None:
             least = ceil(estimate.least_budget_s)
             at = "; ".join(filter(None, estimate.open_settings))
-            told += f", probably too short for an interval{at and f' ({at})'}: "
-            told += f"try --time-budget {least}s"
-        return told
+            sentence += f", probably too short for an interval{at and f' ({at})'}: "
+            sentence += f"try --time-budget {least}s"
+        return sentence
     if estimate.seconds_are_measured:
         return f"about {length}, by the tokens per second of an earlier run here"
     return f"about {length} (estimated from model sizes; may be off by a factor of 3)"

@@ -62,15 +62,17 @@ def watch(
     import asyncio
 
     from specbench.forecast.engine_costs import read_file
+    from specbench.inputs.address import Address
+
+    address = Address.at(base_url, "--base-url")
 
     costs = [cost for file in step_times or () for cost in read_file(Path(file))]
     from specbench.watch.report import has_fault
-    from specbench.watch.server import address_of
 
     with asyncio.Runner() as runner:
         try:
             summary = runner.run(
-                _watch(address_of(base_url), served_model_name, seconds, every_s, costs, as_json)
+                _watch(address, served_model_name, seconds, every_s, costs, as_json)
             )
         except ServerError as error:
             raise UsageError(f"--base-url {error}") from error
@@ -93,10 +95,10 @@ async def _watch(
     from specbench.watch.k_forecast import curve_near
     from specbench.watch.report import DOCUMENT, line_of, of_window, summary_of
     from specbench.watch.server import watched_server, windows
-    from specbench.watch.traffic import Traffic
+    from specbench.watch.traffic import WatchedTraffic
     from specbench.words.answers import text
 
-    traffic = Traffic()
+    traffic = WatchedTraffic()
     found: list[Reason] = []
 
     def show(watched: "Watched") -> None:

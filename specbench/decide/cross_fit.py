@@ -47,10 +47,10 @@ def cross_fitted(cells: Sequence[CellData], leader: CellSummary) -> CellSummary 
             return None
         chosen = next(cell for cell in cells if cell.key == choice.key)
         part = _restricted(chosen, judged)
-        for found, seconds in ((decode, paired_decode(part)), (whole, paired_end_to_end(part))):
+        for column, seconds in ((decode, paired_decode(part)), (whole, paired_end_to_end(part))):
             if seconds is None or seconds.has_cycles:
                 return None
-            found.append(seconds)
+            column.append(seconds)
     noise = machine_noise(next(cell for cell in cells if cell.key == leader.key))
     ratio, end_to_end = (_joined(sides).on(noise) for sides in (decode, whole))
     return replace(

@@ -124,14 +124,14 @@ def answer_of(ranked: Sequence[RankedDrafter]) -> tuple[SpeedupVerdict, tuple[Re
     ]
     if not measured:
         return SpeedupVerdict.UNDECIDED, (Kind.NOTHING_VALID(),)
-    is_open = [found for found in measured if found[2].verdict is SpeedupVerdict.UNDECIDED]
+    is_open = [reason for reason in measured if reason[2].verdict is SpeedupVerdict.UNDECIDED]
     if not is_open:
         return SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
-    speedup, best, gain = max(is_open, key=lambda found: found[0].estimate)
-    found = Kind.OPEN_DRAFTER(drafter=best.drafter, k=k_of(gain.at), speedup=speedup)
+    speedup, best, gain = max(is_open, key=lambda reason: reason[0].estimate)
+    reason = Kind.OPEN_DRAFTER(drafter=best.drafter, k=k_of(gain.at), speedup=speedup)
     setting = [Kind.OPEN_AT(setting=_setting_name(best, gain))] if len(best.gains) > 1 else []
     standing = Kind.STANDS_BEST() if speedup.estimate > 1 else Kind.STANDS_NEAREST()
-    return SpeedupVerdict.UNDECIDED, (found, *setting, standing, _DECIDES)
+    return SpeedupVerdict.UNDECIDED, (reason, *setting, standing, _DECIDES)
 
 
 def _advised(ranked: Sequence[RankedDrafter]) -> RankedDrafter | None:

@@ -103,7 +103,7 @@ def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
             yield winner.id
         for key in (cell.key for cell in group if cell.key.draft.is_adaptive):
             yield key.id
-            drafting = (c for others in groups for c in others if is_comparable(c.key, key))
+            drafting = (c for each_group in groups for c in each_group if is_comparable(c.key, key))
             best = best_fixed([*drafting])
             if best is not None:
                 yield best.id
@@ -207,18 +207,18 @@ _NARROWED = (Kind.RANGE, Kind.RANGE_REQUESTS, Kind.TOO_FEW, Kind.OPEN_WHOLE)
 
 def _findings(verdict: SpeedupVerdict, cell: CellSummary, speedup: Interval) -> Iterator[Reason]:
     """What was found about one K, and about whole requests where they differ from decoding."""
-    whole, out, found = cell.speedup_end_to_end, cell.screening, judge(speedup)
+    whole, out, of_decoding = cell.speedup_end_to_end, cell.screening, judge(speedup)
     if not _differs(cell):
         whole = None
     if (
         out is not None
         and cell.goodput is None
         and out.num_kept
-        and judge(out.without_any) != found
+        and judge(out.without_any) != of_decoding
     ):
         kept, without = (out.num_kept, "request"), out.without_any
         yield Kind.STALLS_DECIDE(**named_k(cell), speedup=speedup, kept=kept, without=without)
-    elif whole is not None and verdict is not found:
+    elif whole is not None and verdict is not of_decoding:
         kind = Kind.OPEN_WHOLE if verdict is SpeedupVerdict.UNDECIDED else Kind.ONLY_DECODING
         yield kind(**named_k(cell), speedup=speedup, whole=whole)
     else:

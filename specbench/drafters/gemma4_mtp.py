@@ -67,7 +67,7 @@ class AssistantModules(nn.Module):
             self.masked_embedding.centroids = nn.Linear(F, style.num_centroids, bias=False)
 
 
-class Assistant:
+class AssistantHead:
     """An assistant over a target's cache, run by transformers' code of its layers."""
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
@@ -113,11 +113,11 @@ class Assistant:
     def keys_values(self, num_rows: int, span: int, first_row: int) -> KeysValues:
         """The target's keys and values of these rows; arbitrary ones before its first forward."""
         device = self._target.device
-        found = {}
+        by_kind = {}
         for kind, heads in self._stored.items():
             stored = self._target.keys_values(heads.layer, num_rows, span, first_row=first_row)
-            found[kind] = stored or self.unwritten(kind, num_rows, span)
-        return {kind: (k.to(device), v.to(device)) for kind, (k, v) in found.items()}
+            by_kind[kind] = stored or self.unwritten(kind, num_rows, span)
+        return {kind: (k.to(device), v.to(device)) for kind, (k, v) in by_kind.items()}
 
     def unwritten(self, kind: str, num_rows: int, span: int) -> tuple[Tensor, Tensor]:
         """Keys and values of arbitrary numbers."""
@@ -208,7 +208,7 @@ class Gemma4Mtp(Drafter):
     """
 
     def __init__(self, parts: Parts) -> None:
-        self.assistant = Assistant(parts.checkpoint(), parts.target)
+        self.assistant = AssistantHead(parts.checkpoint(), parts.target)
         target = parts.target
         self.capabilities = Capabilities(
             features=(target.num_layers,), reads_target_cache=True, chains_nest=True

@@ -98,11 +98,11 @@ def winner(
     undecided = tuple(concurrency for concurrency, tier, _ in by_concurrency if tier is None)
     if undecided and len(undecided) < len(by_concurrency):
         limits.append(Kind.OPEN_CONCURRENCY(at=undecided))
-    others = temperatures - {condition.temperature} if selection.temperature is None else ()
+    unmeasured = temperatures - {condition.temperature} if selection.temperature is None else ()
     conditions = [
         Kind.MEASURED_AT(
             temperature=condition.temperature,
-            others=tuple(f"{t:g}" for t in sorted(others)),
+            others=tuple(f"{t:g}" for t in sorted(unmeasured)),
             dtype=condition.dtype,
             engine=condition.engine,
         )

@@ -159,8 +159,8 @@ def with_layer_fields(files: AnyFiles) -> AnyFiles:
 
 def _method(files: HeadFiles[Shaped]) -> str:
     """Which of the two methods a head is for, by its type or its class."""
-    said = (files.fields.text(SPECULATORS) or "", *files.fields.texts("architectures"))
-    return "dspark" if any("dspark" in name.lower() for name in said) else "dflash"
+    names = (files.fields.text(SPECULATORS) or "", *files.fields.texts("architectures"))
+    return "dspark" if any("dspark" in name.lower() for name in names) else "dflash"
 
 
 def _fields(files: HeadFiles[Shaped]) -> Fields:

@@ -59,7 +59,7 @@ def kv_heads(field: ReadField) -> dict[str, KvHeads]:
         return {}
     kinds, shared = field("layer_types") or [FULL] * count, field("num_kv_shared_layers") or 0
     by_layer = field("per_layer_config")
-    own = {
+    exceptions = {
         int(i): of
         for i, of in (by_layer.items() if isinstance(by_layer, Mapping) else ())
         if str(i).isdecimal() and len(str(i)) < 5 and isinstance(of, Mapping)
@@ -73,14 +73,14 @@ def kv_heads(field: ReadField) -> dict[str, KvHeads]:
     is_gemma = str(field("model_type")).startswith("gemma4")
     if is_gemma and field("per_layer_config") is None and of_full["head_dim"] is None:
         of_full["head_dim"] = _FULL_HEAD_SIZE
-    found = {}
+    by_kind = {}
     if isinstance(kinds, list) and type(shared) is int:
         for i, kind in enumerate(kinds[: count - shared]):
             known = {"num_key_value_heads": num or heads, "head_dim": size or hidden // heads}
-            for given in (of_full if kind == FULL else {}, own.get(i, {})):
+            for given in (of_full if kind == FULL else {}, exceptions.get(i, {})):
                 known |= {n: v for n, v in given.items() if type(v) is int}
-            found[str(kind)] = KvHeads(i, known["num_key_value_heads"], known["head_dim"])
-    return found
+            by_kind[str(kind)] = KvHeads(i, known["num_key_value_heads"], known["head_dim"])
+    return by_kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

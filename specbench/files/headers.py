@@ -158,10 +158,10 @@ def _require_one_set(file: Path, tensors: Mapping[str, TensorHeader]) -> None:
     shards = set(read_index(index).values()) if index else set()
     if index is None or shards == {file.name} or not all((folder / n).exists() for n in shards):
         return
-    others = _of_index(index)
-    for name in sorted({*tensors, *others}):
-        one, other = tensors.get(name), others.get(name)
-        if one is None or other is None or not same_bytes(one, other, num_pieces=1):
+    in_shards = _of_index(index)
+    for name in sorted({*tensors, *in_shards}):
+        whole, other = tensors.get(name), in_shards.get(name)
+        if whole is None or other is None or not same_bytes(whole, other, num_pieces=1):
             raise ModelError(
                 f"{folder}: {file.name} and the shards of {INDEX} are two sets of weights ({name} "
                 f"differs): transformers reads {file.name}, serving engines the shards; move the "
@@ -177,10 +177,10 @@ def adapter_file(folder: Path) -> str | None:
 
 def lacking_weights(folder: Path, names: tuple[str, ...]) -> str:
     """Why none of these files exists in a folder, by the files that it has, and what to do."""
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    if ADAPTER_WEIGHTS in found:
+    weight_files = sorted(path.name for path in folder.glob("*.safetensors"))
+    if ADAPTER_WEIGHTS in weight_files:
         return f"only a LoRA adapter is here, {ADAPTER_WEIGHTS}; {MERGE}"
-    numbers = [_NUMBERED.fullmatch(name) for name in found]
+    numbers = [_NUMBERED.fullmatch(name) for name in weight_files]
     shards = {int(number[1]): int(number[2]) for number in numbers if number}
     if shards:
         total, first = max(shards.values()), next(m[0] for m in numbers if m)
@@ -189,10 +189,10 @@ def lacking_weights(folder: Path, names: tuple[str, ...]) -> str:
         return (
             f"all {total} shards are here ({first} ...), and {INDEX} is missing; download that file"
         )
-    if found:
+    if weight_files:
         return (
-            f"{found[0]} is here, and model.safetensors is missing; if that file has all weights, "
-            f"rename it to model.safetensors, else {DOWNLOAD}"
+            f"{weight_files[0]} is here, and model.safetensors is missing; if that file has "
+            f"all weights, rename it to model.safetensors, else {DOWNLOAD}"
         )
     if names == MODEL_WEIGHTS:
         return f"model.safetensors is missing; {DOWNLOAD}"

@@ -151,9 +151,9 @@ def layer_tensors(files: AnyFiles) -> AnyFiles:
         )
     tensors = layer_files.tensors
     marked = [name for name in tensors if name.endswith(_OF_PACKED)]
-    if found := (*packed(tensors, tensors), *marked):
+    if quantized := (*packed(tensors, tensors), *marked):
         raise ModelError(
-            f"{files.source}: its MTP layers are stored quantized ({found[0]}); name a copy "
+            f"{files.source}: its MTP layers are stored quantized ({quantized[0]}); name a copy "
             "in plain weights with `model:`"
         )
     return layer_files

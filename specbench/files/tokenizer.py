@@ -96,7 +96,7 @@ class Vocabulary(NamedTuple):
         return {token: i for token, i in self.ids_by_token.items() if i in self.special_ids}
 
 
-class Difference(NamedTuple):
+class VocabularyDifference(NamedTuple):
     """The differences between two vocabularies: ids, each with the target's and the draft's token.
 
     `renamed` are special in both, and cannot change the text: a reserved draft token is verified
@@ -124,17 +124,17 @@ class Difference(NamedTuple):
         )
 
 
-def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
+def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyDifference:
     """Ids that stand for different tokens, and the target's tokens that the draft model lacks.
     Padding and tokens that only the draft model has are not compared."""
     if target.ids_by_token == draft.ids_by_token:
-        return Difference((), (), ())
+        return VocabularyDifference((), (), ())
     targets = {i: token for token, i in target.ids_by_token.items()}
     drafts = {i: token for token, i in draft.ids_by_token.items()}
     ids = sorted(targets.keys() & drafts.keys())
     differing = [(i, targets[i], drafts[i]) for i in ids if targets[i] != drafts[i]]
     special = target.special_ids & draft.special_ids
-    return Difference(
+    return VocabularyDifference(
         wrong=tuple(entry for entry in differing if entry[0] not in special),
         renamed=tuple(entry for entry in differing if entry[0] in special),
         unknown=tuple(targets[i] for i in sorted(targets.keys() - drafts.keys())),
@@ -177,7 +177,7 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
     return Overlap(pairs, *sizes)
 
 
-def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: Difference) -> str:
+def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: VocabularyDifference) -> str:
     """A message with the ids that stand for different tokens, and the methods that still work."""
     wrong = (
         f"{len(difference.wrong):,} token ids stand for different tokens ({difference.examples})"

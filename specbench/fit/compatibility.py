@@ -35,8 +35,8 @@ from specbench.files.tokenizer import (
     NOTHING_IN_COMMON,
     OTHER_VOCABULARIES,
     TOKENIZER_FILES,
-    Difference,
     Vocabulary,
+    VocabularyDifference,
     common_tokens,
     compare_vocabularies,
     mismatch_words,
@@ -232,7 +232,7 @@ def tokenizer_findings(target: ModelFiles) -> Iterator[FitFinding]:
         yield finding("tokenizer", "refused", reason=NO_TOKENIZER)
 
 
-def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> FitFinding:
+def _special(target: Vocabulary, draft: Vocabulary, difference: VocabularyDifference) -> FitFinding:
     if difference.renamed:
         first, of_target, of_draft = difference.renamed[0]
         reason = f"{len(difference.renamed)} have other names, the first is id {first}"
@@ -279,15 +279,15 @@ _PENALTIES = {
 def generation_findings(target: ModelFiles) -> Iterator[FitFinding]:
     """Penalties on repeated tokens, which are never measured, change how many drafts are right."""
     given = target.generation
-    asked = [
+    penalties = [
         f"{n} {given[n]}" for n, none in _PENALTIES.items() if given.get(n) not in (None, none)
     ]
-    if asked:
+    if penalties:
         reason = (
-            f"its generation_config.json asks for {', '.join(asked)}, and is measured without; a "
-            "server that applies this accepts another share of drafts"
+            f"its generation_config.json asks for {', '.join(penalties)}, and is measured without; "
+            "a server that applies this accepts another share of drafts"
         )
-        yield finding("generation", "warning", draft=", ".join(asked), reason=reason)
+        yield finding("generation", "warning", draft=", ".join(penalties), reason=reason)
 
 
 def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
@@ -433,8 +433,8 @@ def check_drafter(
 ) -> Compatibility:
     """Check the drafter against every rule, except those on fields in `ignored`. Invalid files are
     a finding that refuses the drafter."""
-    found = _drafter_findings(target, drafter, ignored)
-    findings = (item for item in found if item.field not in ignored)
+    all_findings = _drafter_findings(target, drafter, ignored)
+    findings = (item for item in all_findings if item.field not in ignored)
     return Compatibility(drafter=drafter, findings=tuple(dict.fromkeys(findings)))
 
 
@@ -475,10 +475,10 @@ def _all_findings(
     ignored: Collection[str],
 ) -> list[FitFinding]:
     """The findings of checks that need no torch, and of a model's tensors if none refuses it."""
-    found = [item for check in checks for item in _guarded(check)]
-    if not any(item.level == "refused" and item.field not in ignored for item in found):
-        found += _guarded(partial(tensor_findings, model))
-    return found
+    findings = [item for check in checks for item in _guarded(check)]
+    if not any(item.level == "refused" and item.field not in ignored for item in findings):
+        findings += _guarded(partial(tensor_findings, model))
+    return findings
 
 
 def _guarded(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:

@@ -67,13 +67,13 @@ def discover_gguf(file: GgufFile, folders: Sequence[Path], lookups: Sequence[str
 
 def _paths(target: GgufFile, folders: Sequence[Path]) -> Iterator[Path]:
     """The GGUF files next to the target and below the folders, without those of the target."""
-    found = sorted(target.path.parent.glob("*.gguf"))
+    paths = sorted(target.path.parent.glob("*.gguf"))
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"--search-dir {folder}: folder not found")
-        found += sorted(folder.rglob("*.gguf"))
+        paths += sorted(folder.rglob("*.gguf"))
     places = {tensor.file.resolve() for tensor in target.tensors.values()}
-    for path in found:
+    for path in paths:
         if (place := path.resolve()) not in places:
             places.add(place)
             yield path

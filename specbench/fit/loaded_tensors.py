@@ -87,9 +87,9 @@ def answer_lines() -> None:
     answers = answer_stream()
     import_module("torch")
     for line in sys.stdin:
-        asked = json.loads(line)
-        module, folder = asked.pop("module"), Path(asked.pop("folder"))
-        answer = _answer(module, ModelSpec(**asked, folder=folder), ())
+        question = json.loads(line)
+        module, folder = question.pop("module"), Path(question.pop("folder"))
+        answer = _answer(module, ModelSpec(**question, folder=folder), ())
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -123,9 +123,9 @@ class _Process:
         if self._failure is None:
             process = self._started = self._started or self._start()
             assert process.stdin is not None
-            asked = {"module": module, "source": spec.source, "folder": str(spec.folder)}
+            question = {"module": module, "source": spec.source, "folder": str(spec.folder)}
             with suppress(OSError):  # it ended, and the queue says so
-                print(json.dumps(asked), file=process.stdin, flush=True)
+                print(json.dumps(question), file=process.stdin, flush=True)
             answer = self._wait(SLOW_S)
             if answer is None:
                 self._tell(

@@ -204,7 +204,7 @@ class _Past:
                 self._last = self._last & ((1 << _LAST) - 1) | 1 << _LAST
 
 
-class _Policy(NamedTuple):
+class _StatePolicy(NamedTuple):
     memory: int
     choice_H: Counts  # an index of the K, by state
 
@@ -217,7 +217,7 @@ class _Walked(NamedTuple):
     tokens_HK: Floats
 
 
-def _walked(walks: Sequence[_Walk], policy: _Policy, num_ks: int) -> _Walked:
+def _walked(walks: Sequence[_Walk], policy: _StatePolicy, num_ks: int) -> _Walked:
     """All rounds of these texts under a policy."""
     rounds_K, visits_H = np.zeros(num_ks), np.zeros(_NUM_STATES)
     tokens_HK = np.zeros((_NUM_STATES, num_ks))
@@ -234,7 +234,7 @@ def _walked(walks: Sequence[_Walk], policy: _Policy, num_ks: int) -> _Walked:
     return _Walked(rounds_K, visits_H, tokens_HK)
 
 
-class _Prompt(NamedTuple):
+class _PromptWalks(NamedTuple):
     """The texts of one prompt, with what fits on other prompts learn from it."""
 
     walks: list[_Walk]
@@ -242,11 +242,11 @@ class _Prompt(NamedTuple):
     explored: dict[int, _Walked]  # by memory: rounds at small, middle and large K
 
     @classmethod
-    def of(cls, walks: list[_Walk], num_ks: int) -> "_Prompt":
+    def of(cls, walks: list[_Walk], num_ks: int) -> "_PromptWalks":
         explored = {}
         for memory in _MEMORIES:
             policies = [
-                _Policy(memory, np.full(_NUM_STATES, k)) for k in {1, num_ks // 2, num_ks - 1}
+                _StatePolicy(memory, np.full(_NUM_STATES, k)) for k in {1, num_ks // 2, num_ks - 1}
             ]
             parts = [_walked(walks, policy, num_ks) for policy in policies]
             explored[memory] = _Walked(*(sum(part) for part in zip(*parts, strict=True)))
@@ -267,7 +267,7 @@ def _held_out(texts: Sequence[_Text], cost_K: Floats) -> Floats | None:
             by_prompt.setdefault(text.prompt_id, []).append(walk)
     if len(by_prompt) < 2:
         return None
-    prompts = [_Prompt.of(walks, len(cost_K)) for walks in by_prompt.values()]
+    prompts = [_PromptWalks.of(walks, len(cost_K)) for walks in by_prompt.values()]
     rounds_NK = np.zeros((len(prompts), len(cost_K)))
     for fold in range(min(_FOLDS, len(prompts))):
         policy = _fitted([p for n, p in enumerate(prompts) if n % _FOLDS != fold], cost_K)
@@ -276,7 +276,7 @@ def _held_out(texts: Sequence[_Text], cost_K: Floats) -> Floats | None:
     return rounds_NK
 
 
-def _fitted(prompts: Sequence[_Prompt], cost_K: Floats) -> _Policy:
+def _fitted(prompts: Sequence[_PromptWalks], cost_K: Floats) -> _StatePolicy:
     """The policy with the least cost on these prompts; a fixed K unless another one costs clearly
     less.
 
@@ -286,7 +286,7 @@ def _fitted(prompts: Sequence[_Prompt], cost_K: Floats) -> _Policy:
     walks = [walk for prompt in prompts for walk in prompt.walks]
     num_tokens = sum(len(walk.next_SK) for walk in walks)
     fixed_K = np.sum([prompt.fixed_K for prompt in prompts], axis=0) * cost_K
-    best = _Policy(_MEMORIES[0], np.full(_NUM_STATES, np.argmin(fixed_K)))
+    best = _StatePolicy(_MEMORIES[0], np.full(_NUM_STATES, np.argmin(fixed_K)))
     least = float(fixed_K.min()) * (1 - _CLEAR)
     for memory in _MEMORIES:
         visits_H = np.sum([prompt.explored[memory].visits_H for prompt in prompts], axis=0)
@@ -294,7 +294,7 @@ def _fitted(prompts: Sequence[_Prompt], cost_K: Floats) -> _Policy:
         price = float(fixed_K.min()) / num_tokens
         for _ in range(_FITS):
             worth_HK = price * _means(tokens_HK, visits_H) - cost_K
-            policy = _Policy(memory, np.argmax(worth_HK, axis=1))
+            policy = _StatePolicy(memory, np.argmax(worth_HK, axis=1))
             walked = _walked(walks, policy, len(cost_K))
             cost = float(walked.rounds_K @ cost_K)
             price = cost / num_tokens

@@ -122,18 +122,18 @@ def _states_of(model: Any) -> _ModelStates:
     """Found by running one token: a layer has a state if one appears in the cache in its call."""
     if model in _KNOWN:
         return _KNOWN[model]
-    found: dict[int, nn.Module] = {}
+    recurrent: dict[int, nn.Module] = {}
 
     def record(module: Any, args: Any, kwargs: Any, _: object) -> None:
         cache = next((v for v in (*args, *kwargs.values()) if isinstance(v, Cache)), None)
         index = module.layer_idx
-        if cache is None or not isinstance(index, int) or index in found:
+        if cache is None or not isinstance(index, int) or index in recurrent:
             return  # the innermost module ends its call first
         states = [getattr(cache, "linear_cache", [])[index : index + 1]]
-        own = getattr(cache, "layers", [])  # EncoderDecoderCache wraps two caches
-        states += [_states_in(layer) for layer in own[index : index + 1]]
+        layers = getattr(cache, "layers", [])  # EncoderDecoderCache wraps two caches
+        states += [_states_in(layer) for layer in layers[index : index + 1]]
         if any(isinstance(state, Tensor) for part in states for state in part):
-            found[index] = module
+            recurrent[index] = module
 
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
     hooks = [layer.register_forward_hook(record, with_kwargs=True) for layer in layers]
@@ -150,7 +150,9 @@ def _states_of(model: Any) -> _ModelStates:
             hook.remove()
     made = type(cache_of(out) or DynamicCache())
     is_own = made.__module__ != Cache.__module__
-    _KNOWN[model] = _ModelStates([found[i] for i in sorted(found)], made if is_own else None)
+    _KNOWN[model] = _ModelStates(
+        [recurrent[i] for i in sorted(recurrent)], made if is_own else None
+    )
     return _KNOWN[model]
 
 

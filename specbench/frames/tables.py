@@ -193,7 +193,7 @@ class AnalyzedRun(Protocol):
     def decisions(self) -> tuple[Decision, ...]: ...
 
 
-class _Row(NamedTuple):
+class _RunEntry(NamedTuple):
     """A cell, decision or server session of one run."""
 
     run: RunRecord
@@ -202,7 +202,7 @@ class _Row(NamedTuple):
 
 def cells_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """Every measured cell of the exploration phase, in the order of the plan."""
-    return frame_of(_cells(), [_Row(run.run, cell) for run in runs for cell in run.cells])
+    return frame_of(_cells(), [_RunEntry(run.run, cell) for run in runs for cell in run.cells])
 
 
 def _cells() -> dict[str, Key]:
@@ -238,7 +238,7 @@ _DECISIONS = {
 
 def decisions_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """The decisions, in the order of the plan."""
-    rows = [_Row(run.run, decision) for run in runs for decision in run.decisions]
+    rows = [_RunEntry(run.run, decision) for run in runs for decision in run.decisions]
     return frame_of(_DECISIONS, rows)
 
 
@@ -254,16 +254,16 @@ _COUNTERS = {
 
 def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """Every attempt at a session, in order; empty without a serving engine."""
-    rows = [_Row(run.run, server) for run in runs for server in run.servers]
+    rows = [_RunEntry(run.run, server) for run in runs for server in run.servers]
     return frame_of(_SERVERS, rows)
 
 
-def _counter(name: str) -> Callable[[_Row], float | None]:
+def _counter(name: str) -> Callable[[_RunEntry], float | None]:
     return lambda row: row.of.counters.get(name)
 
 
-def _of_client(name: str) -> Callable[[_Row], float | None]:
-    def total(row: _Row) -> float | None:
+def _of_client(name: str) -> Callable[[_RunEntry], float | None]:
+    def total(row: _RunEntry) -> float | None:
         return sum(getattr(load, name) for load in row.of.client) if row.of.client else None
 
     return total

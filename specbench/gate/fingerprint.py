@@ -298,10 +298,10 @@ def served_facts(servers: Sequence[ServerRecord]) -> ServedFacts:
     software: dict[str, list[str]] = {}
     for server in _preferred(servers):
         for name, value in facts_of(server, is_of_k=bool(server.num_speculative_tokens)):
-            found = hardware if is_like_hardware(name) else software
+            facts_of_kind = hardware if is_like_hardware(name) else software
             variant = f"variant {server.variant}, " if server.variant else ""
             name = f"{_PREFIX}{server.engine} of {server.target}, {variant}{name}"
-            values = found.setdefault(name, [])
+            values = facts_of_kind.setdefault(name, [])
             if value not in values:
                 values.append(value)
     return ServedFacts(

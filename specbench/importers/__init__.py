@@ -16,7 +16,7 @@ from typing import Any, cast
 from specbench.errors import UsageError
 from specbench.importers import golden_lengths
 from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, pool, to_cell
-from specbench.importers.result_file import JsonObject, parse_digits, read_results
+from specbench.importers.result_file import ResultObject, parse_digits, read_results
 from specbench.settings.words import MAX_K
 
 _NOT_FORMATS = ("imported_cell", "result_file")
@@ -43,7 +43,7 @@ def import_files(
     impossible value, a missing fact that was not given, or different models.
     """
     given_k: dict[str, int | None] = {}
-    results: list[JsonObject] = []
+    results: list[ResultObject] = []
     for path, k, curve in map(_split, map(str, files)):
         in_file = _results_in(path, note) if path.is_dir() else read_results(path)
         if curve is not None:
@@ -119,9 +119,9 @@ def acceptance_by_k(cells: Iterable[ImportedCell]) -> dict[int, tuple[float, ...
     return dict(sorted(by_k.items()))
 
 
-def _results_in(folder: Path, note: Callable[[str], None]) -> list[JsonObject]:
+def _results_in(folder: Path, note: Callable[[str], None]) -> list[ResultObject]:
     """The results of known tools in a folder and the folders below it."""
-    results: list[JsonObject] = []
+    results: list[ResultObject] = []
     for file in sorted(p for p in folder.rglob("*.json*") if p.is_file()):
         try:
             in_file = read_results(file)
@@ -140,7 +140,7 @@ def _tools() -> str:
     return ", ".join(known.TOOL for known in formats())
 
 
-def _format_of(result: JsonObject) -> Format:
+def _format_of(result: ResultObject) -> Format:
     for known in formats():
         if known.recognizes(result):
             return known

@@ -20,7 +20,7 @@ from specbench.importers.imported_cell import (
     latencies,
     request_of,
 )
-from specbench.importers.result_file import JsonObject, parse_digits
+from specbench.importers.result_file import ResultObject, parse_digits
 from specbench.records import Kind, RequestRecord
 from specbench.settings.words import MAX_K
 from specbench.stats.rounds import mean_length, num_reaching
@@ -51,7 +51,7 @@ _ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 _HISTOGRAM = "pooled_spec_decode_acceptance_histogram"
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     return (
         result.has("input_config", "request_latency")
         or result.has("aiperf_version")
@@ -59,7 +59,7 @@ def recognizes(result: JsonObject) -> bool:
     )
 
 
-def join(results: Sequence[JsonObject]) -> list[JsonObject]:
+def join(results: Sequence[ResultObject]) -> list[ResultObject]:
     """Every result, with the requests of its folder and the server metrics of its benchmark.
 
     UsageError if one of these has no result.
@@ -92,7 +92,7 @@ def join(results: Sequence[JsonObject]) -> list[JsonObject]:
     return joined
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
     """K is only in the server metrics; the model and the load are in the command line."""
     options = _options(result)
     by_name = dict(options)  # the last value of a repeated option
@@ -131,11 +131,11 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     )
 
 
-def _is_request(result: JsonObject) -> bool:
+def _is_request(result: ResultObject) -> bool:
     return result.has("metadata", "metrics")
 
 
-def _requests(result: JsonObject) -> Iterator[RequestRecord]:
+def _requests(result: ResultObject) -> Iterator[RequestRecord]:
     """The requests in the order they were sent, without those of the warm-up."""
     lines = []
     for line in result.sections(_REQUESTS):
@@ -162,7 +162,7 @@ def _requests(result: JsonObject) -> Iterator[RequestRecord]:
         )
 
 
-def _num_speculative_tokens(result: JsonObject) -> int | None:
+def _num_speculative_tokens(result: ResultObject) -> int | None:
     """K, from vLLM's counters per position; 0 if it has none, None without vLLM's counters."""
     counters = result.inner(_COUNTERS)
     if not any(name.startswith("vllm:") for name in counters.values):
@@ -170,7 +170,7 @@ def _num_speculative_tokens(result: JsonObject) -> int | None:
     return len(_totals(counters, f"{_ACCEPTED}_per_pos", "position"))
 
 
-def _acceptance(result: JsonObject, given: ImportOverrides, k: int | None) -> Figures:
+def _acceptance(result: ResultObject, given: ImportOverrides, k: int | None) -> Figures:
     """Acceptance from the counts of requests, or else from the server's counters."""
     steps = _figure(result, "total_spec_decode_steps", "avg", _COUNTS)
     counters = result.section(_COUNTERS)
@@ -197,7 +197,7 @@ def _acceptance(result: JsonObject, given: ImportOverrides, k: int | None) -> Fi
     )
 
 
-def _totals(counters: JsonObject, name: str, label: str) -> dict[str, float]:
+def _totals(counters: ResultObject, name: str, label: str) -> dict[str, float]:
     """A counter's increase over the profiling phase, by one of its labels; {} without it."""
     totals: dict[str, float] = {}
     for series in counters.inner(name).sections("series"):
@@ -208,7 +208,7 @@ def _totals(counters: JsonObject, name: str, label: str) -> dict[str, float]:
     return totals
 
 
-def _per_position(result: JsonObject, k: int | None) -> tuple[float, ...] | None:
+def _per_position(result: ResultObject, k: int | None) -> tuple[float, ...] | None:
     """Shares of the rounds that accepted at least 1, 2 .. K tokens, from the pooled histogram."""
     most = MAX_K if k is None else k
     by_accepted = result.inner(_HISTOGRAM).histogram(
@@ -219,7 +219,7 @@ def _per_position(result: JsonObject, k: int | None) -> tuple[float, ...] | None
 
 
 def _figure(
-    result: JsonObject, tag: str, statistic: str, units: Mapping[str, float]
+    result: ResultObject, tag: str, statistic: str, units: Mapping[str, float]
 ) -> float | None:
     metric = result.inner(tag)
     value = metric.number(statistic)
@@ -231,7 +231,7 @@ def _figure(
     return value * units[unit.lower()]
 
 
-def _options(result: JsonObject) -> list[tuple[str, str]]:
+def _options(result: ResultObject) -> list[tuple[str, str]]:
     """The options of its command line with their values; empty if the file has no command line."""
     holders = (result.inner("run_info"), result.inner("input_config"))
     line = next(filter(None, (holder.text("cli_command") for holder in holders)), "")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from specbench.errors import UsageError
 from specbench.importers.imported_cell import ImportOverrides, ParsedResult, conditions
-from specbench.importers.result_file import COMMENTS, JsonObject
+from specbench.importers.result_file import COMMENTS, ResultObject
 from specbench.records import Kind
 from specbench.settings.words import MAX_K
 
@@ -21,7 +21,7 @@ MODE = "thinking_"  # then on or off
 _CELL = "_cell"  # the model, mode and K that `split` picked
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     models = _models(result)
     return bool(models) and all(
         isinstance(model, dict) and model and all(mode.startswith(MODE) for mode in model)
@@ -29,14 +29,14 @@ def recognizes(result: JsonObject) -> bool:
     )
 
 
-def split(result: JsonObject) -> Iterator[JsonObject]:
+def split(result: ResultObject) -> Iterator[ResultObject]:
     """A result for each length of the file."""
     for model, mode in _curves(result):
         for k in result.inner(model, mode).values:
             yield replace(result, values={**result.values, _CELL: (model, mode, k)})
 
 
-def choose(result: JsonObject, curve: str) -> JsonObject:
+def choose(result: ResultObject, curve: str) -> ResultObject:
     """The file with only the curves of a model, a mode or both: `thinking_on`, `model/thinking_on`.
 
     UsageError lists the curves if none has that name.
@@ -56,7 +56,7 @@ def choose(result: JsonObject, curve: str) -> JsonObject:
     return replace(result, values={**about, **models})
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
     """The mode is the workload if none is given."""
     model, mode, key = result.values[_CELL]
     curve = result.inner(model, mode)
@@ -77,10 +77,10 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
     )
 
 
-def _models(result: JsonObject) -> dict[str, object]:
+def _models(result: ResultObject) -> dict[str, object]:
     return {n: v for n, v in result.values.items() if n not in (METADATA, COMMENTS, _CELL)}
 
 
-def _curves(result: JsonObject) -> list[tuple[str, str]]:
+def _curves(result: ResultObject) -> list[tuple[str, str]]:
     """Model and mode of each curve."""
     return [(model, mode) for model in _models(result) for mode in result.inner(model).values]

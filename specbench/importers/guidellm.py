@@ -17,7 +17,7 @@ from specbench.importers.imported_cell import (
     prompt_names,
     request_of,
 )
-from specbench.importers.result_file import JsonObject
+from specbench.importers.result_file import ResultObject
 from specbench.records import RequestRecord
 
 TOOL = "guidellm"
@@ -36,18 +36,18 @@ _RATES = {
 }
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     about = result.values.get("metadata")
     return isinstance(about, dict) and "guidellm_version" in about and result.has("benchmarks")
 
 
-def split(result: JsonObject) -> Iterator[JsonObject]:
+def split(result: ResultObject) -> Iterator[ResultObject]:
     """A report for each benchmark of the report."""
     for part in result.sections("benchmarks") or result.fail("benchmarks", "is empty"):
         yield replace(result, values={**result.values, "benchmarks": [part.values]})
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
     """The strategy has the load; the body of a request has the model and the temperature."""
     benchmark = result.sections("benchmarks")[0]
     metrics = benchmark.section("metrics") or benchmark.fail("metrics", "is missing")
@@ -83,16 +83,16 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     )
 
 
-def _statistic(metrics: JsonObject, name: str, status: str, statistic: str) -> float | None:
+def _statistic(metrics: ResultObject, name: str, status: str, statistic: str) -> float | None:
     return metrics.inner(name, status).number(statistic)
 
 
-def _rate(metrics: JsonObject, name: str, statuses: Sequence[str]) -> float | None:
+def _rate(metrics: ResultObject, name: str, statuses: Sequence[str]) -> float | None:
     means = (_statistic(metrics, name, status, "mean") for status in statuses)
     return next((mean for mean in means if mean is not None), None)
 
 
-def _seconds(metrics: JsonObject, name: str, percent: int) -> float | None:
+def _seconds(metrics: ResultObject, name: str, percent: int) -> float | None:
     """The median or a percentile over the requests that succeeded."""
     stated, key = metrics.inner(name, "successful"), "median"
     if percent != 50:
@@ -100,7 +100,7 @@ def _seconds(metrics: JsonObject, name: str, percent: int) -> float | None:
     return stated.milliseconds(key) if name.endswith("_ms") else stated.number(key)
 
 
-def _body(benchmark: JsonObject) -> JsonObject:
+def _body(benchmark: ResultObject) -> ResultObject:
     """The body of a request; if no request is stored, the part of it that options added."""
     for request in benchmark.inner("requests").sections("successful")[:1]:
         try:
@@ -112,7 +112,7 @@ def _body(benchmark: JsonObject) -> JsonObject:
     return benchmark.inner("config", "backend", "extras", "body")
 
 
-def _requests(benchmark: JsonObject, completed: int | None) -> tuple[RequestRecord, ...]:
+def _requests(benchmark: ResultObject, completed: int | None) -> tuple[RequestRecord, ...]:
     """The requests in the order they were sent; empty if the file has only a sample of them."""
     stored = benchmark.inner("requests").sections("successful")
     if len(stored) != completed:

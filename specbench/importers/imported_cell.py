@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Protocol, TypeVar
 
 from specbench.errors import UsageError
-from specbench.importers.result_file import JsonObject
+from specbench.importers.result_file import ResultObject
 from specbench.inputs.model_spec import without_owner
 from specbench.methods import METHODS
 from specbench.metrics.registry import number_of
@@ -83,11 +83,11 @@ class Format(Protocol):
 
     TOOL: str
 
-    def recognizes(self, result: JsonObject) -> bool:
+    def recognizes(self, result: ResultObject) -> bool:
         """Whether this tool wrote the result."""
         ...
 
-    def read(self, result: JsonObject, given: ImportOverrides) -> ParsedResult:
+    def read(self, result: ResultObject, given: ImportOverrides) -> ParsedResult:
         """The facts of a result; UsageError for an impossible value."""
         ...
 
@@ -120,7 +120,7 @@ _OF_STREAMS = ("ttft_s", "tpot_s", "inter_chunk_latency_s", "decode_")  # metric
 
 
 def to_cell(
-    tool: str, parsed: ParsedResult, result: JsonObject, given: ImportOverrides
+    tool: str, parsed: ParsedResult, result: ResultObject, given: ImportOverrides
 ) -> ImportedCell:
     """The cell of a result; UsageError names facts that neither the file nor the user gives.
 
@@ -253,7 +253,7 @@ def request_of(
     return RequestRecord.of("", request, result, num_prompt_tokens=int(num_prompt_tokens or 0))
 
 
-def requests_of(result: JsonObject) -> tuple[RequestRecord, ...]:
+def requests_of(result: ResultObject) -> tuple[RequestRecord, ...]:
     """The requests in the order they were sent; empty if the file has no such lists.
 
     `itls` has the seconds between the chunks of a request: their sum is its decode time. Prompts of
@@ -289,7 +289,7 @@ def prompt_names(prompts: Iterable[Hashable]) -> list[str]:
     return [f"prompt {first.setdefault(prompt, i)}" for i, prompt in enumerate(prompts)]
 
 
-def bench_speeds(result: JsonObject, latency: str) -> Figures:
+def bench_speeds(result: ResultObject, latency: str) -> Figures:
     """Figures with the same names in vLLM's and SGLang's results, except a request's `latency`."""
     names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
 
@@ -327,7 +327,7 @@ def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:
     return {name: value for name, value in figures.items() if value is not None and value != ()}
 
 
-def _fact(parsed: N | None, given: N | None, result: JsonObject, fact: str, option: str) -> N:
+def _fact(parsed: N | None, given: N | None, result: ResultObject, fact: str, option: str) -> N:
     """The fact in the file, or else the given one; UsageError without either."""
     value = given if parsed is None else parsed
     if value is None:

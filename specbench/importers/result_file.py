@@ -20,7 +20,7 @@ _MAX_WHOLE = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JsonObject:
+class ResultObject:
     """One JSON object of a file; reading methods raise UsageError with file and key."""
 
     place: str  # the file, and the line or item if it has several objects
@@ -36,7 +36,7 @@ class JsonObject:
     def has(self, *keys: str) -> bool:
         return all(key in self.values for key in keys)
 
-    def section(self, key: str) -> "JsonObject | None":
+    def section(self, key: str) -> "ResultObject | None":
         """The object of a key; None if it is absent or null."""
         value = self.values.get(key)
         if value is None:
@@ -45,7 +45,7 @@ class JsonObject:
             self.fail(key, f"expected an object, not {_kind(value)}")
         return replace(self, key=self._dotted(key), values=value)
 
-    def inner(self, *keys: str) -> "JsonObject":
+    def inner(self, *keys: str) -> "ResultObject":
         """The object at the end of a path of keys; an empty one if it is absent."""
         part = self
         for key in keys:
@@ -59,7 +59,7 @@ class JsonObject:
             self.fail(key, f"expected a list, not {_kind(value)}")
         return value
 
-    def sections(self, key: str) -> "tuple[JsonObject, ...]":
+    def sections(self, key: str) -> "tuple[ResultObject, ...]":
         """Each object of a list; empty if it is absent or null."""
         items = {f"{key}[{i}]": item for i, item in enumerate(self.items(key) or ())}
         parts = (replace(self, values=items).section(name) for name in items)
@@ -147,7 +147,7 @@ def parse_digits(text: str, most: int = 999_999) -> int | None:
     return int(text) if is_small else None
 
 
-def read_results(file: Path) -> tuple[JsonObject, ...]:
+def read_results(file: Path) -> tuple[ResultObject, ...]:
     """The JSON object of a file, or those of its list or lines, or the rows of its Markdown tables
     as texts by header; UsageError names file and place."""
     try:
@@ -239,10 +239,10 @@ def _parse(place: str, text: str) -> Any:
         raise UsageError(f"{place}: {error}") from error
 
 
-def _result(place: str, name: str, digest: str, values: Any) -> JsonObject:
+def _result(place: str, name: str, digest: str, values: Any) -> ResultObject:
     if not isinstance(values, dict):
         raise UsageError(f"{place}: expected a JSON object, not {_kind(values)}")
-    return JsonObject(place=place, file_name=name, sha256=digest, key="", values=values)
+    return ResultObject(place=place, file_name=name, sha256=digest, key="", values=values)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,17 +11,17 @@ from specbench.importers.imported_cell import (
     bench_speeds,
     requests_of,
 )
-from specbench.importers.result_file import JsonObject
+from specbench.importers.result_file import ResultObject
 from specbench.records import Kind
 
 TOOL = "sglang bench_serving"
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     return result.has("backend", "dataset_name", "completed", "output_throughput", "median_tpot_ms")
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
     length = result.number("accept_length")
     server = result.inner("server_info")
     algorithm = server.text("speculative_algorithm")
@@ -52,7 +52,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
     )
 
 
-def _depth(server: JsonObject) -> int | None:
+def _depth(server: ResultObject) -> int | None:
     """K from the arguments of the server."""
     if not server.has("speculative_algorithm"):
         return None

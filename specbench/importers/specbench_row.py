@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from specbench.importers.imported_cell import UNKNOWN, ImportOverrides, ParsedResult, conditions
-from specbench.importers.result_file import JsonObject
+from specbench.importers.result_file import ResultObject
 from specbench.records import Interval, Kind, StatedAnswer
 from specbench.records.keys import AXES, REQUIRED
 from specbench.settings.words import MAX_K
@@ -27,10 +27,10 @@ _SPEEDUP = re.compile(r"([\d.]+)x(?: \[([\d.]+), ([\d.]+)\])?")
 
 
 def _interval(text: str) -> dict[str, float | None]:
-    found = _SPEEDUP.fullmatch(text)
-    if found is None:
+    match = _SPEEDUP.fullmatch(text)
+    if match is None:
         raise ValueError("expected a speedup such as 1.90x [1.80, 2.00]")
-    estimate, low, high = (None if end is None else float(end) for end in found.groups())
+    estimate, low, high = (None if end is None else float(end) for end in match.groups())
     return {"estimate": estimate, "low": low, "high": high}
 
 
@@ -44,7 +44,7 @@ def _yes(text: str) -> bool:
     return text == "yes"
 
 
-class _Column(NamedTuple):
+class _TableColumn(NamedTuple):
     """A column of the table: the key of a row that it has, and the value of a cell's text."""
 
     key: str  # dotted
@@ -52,33 +52,33 @@ class _Column(NamedTuple):
     is_fact: bool = False  # about the measurement: neither of the cell's key nor a figure
 
 
-COLUMNS: Mapping[str, _Column] = {
-    "model": _Column("target"),
-    "file": _Column("model.name", is_fact=True),
-    "quantization": _Column("model.quantization", is_fact=True),
-    "hash": _Column("model.hash", is_fact=True),
-    "draft": _Column("drafter"),
-    "draft file": _Column("draft_model.name", is_fact=True),
-    "draft hash": _Column("draft_model.hash", is_fact=True),
-    "method": _Column("method"),
-    "K": _Column("num_speculative_tokens", int),
-    "p_min": _Column("p_min", float),
-    "workload": _Column("workload"),
-    "temperature": _Column("temperature", float),
-    "requests": _Column("concurrency", int),
-    "decode": _Column("speedup", _interval),
-    "end to end": _Column("end_to_end", _interval),
-    "accepted by position": _Column("acceptance_rate_per_position", _shares),
-    "prompts": _Column("num_prompts", int),
-    "valid": _Column("valid", _yes),
-    "engine": _Column("engine"),
-    "build": _Column("engine_version", is_fact=True),
-    "backend": _Column("backend", is_fact=True),
-    "machine": _Column("machine", is_fact=True),
-    "KV": _Column("kv_type", is_fact=True),
-    "context": _Column("context_limit", int, is_fact=True),
-    OTHER: _Column("", json.loads),
-    "run": _Column("run_id", is_fact=True),
+COLUMNS: Mapping[str, _TableColumn] = {
+    "model": _TableColumn("target"),
+    "file": _TableColumn("model.name", is_fact=True),
+    "quantization": _TableColumn("model.quantization", is_fact=True),
+    "hash": _TableColumn("model.hash", is_fact=True),
+    "draft": _TableColumn("drafter"),
+    "draft file": _TableColumn("draft_model.name", is_fact=True),
+    "draft hash": _TableColumn("draft_model.hash", is_fact=True),
+    "method": _TableColumn("method"),
+    "K": _TableColumn("num_speculative_tokens", int),
+    "p_min": _TableColumn("p_min", float),
+    "workload": _TableColumn("workload"),
+    "temperature": _TableColumn("temperature", float),
+    "requests": _TableColumn("concurrency", int),
+    "decode": _TableColumn("speedup", _interval),
+    "end to end": _TableColumn("end_to_end", _interval),
+    "accepted by position": _TableColumn("acceptance_rate_per_position", _shares),
+    "prompts": _TableColumn("num_prompts", int),
+    "valid": _TableColumn("valid", _yes),
+    "engine": _TableColumn("engine"),
+    "build": _TableColumn("engine_version", is_fact=True),
+    "backend": _TableColumn("backend", is_fact=True),
+    "machine": _TableColumn("machine", is_fact=True),
+    "KV": _TableColumn("kv_type", is_fact=True),
+    "context": _TableColumn("context_limit", int, is_fact=True),
+    OTHER: _TableColumn("", json.loads),
+    "run": _TableColumn("run_id", is_fact=True),
 }
 _WITH_COLUMN = {column.key for column in COLUMNS.values()}
 _OPTIONAL = {name for name, axis in AXES.items() if axis.default is not REQUIRED}
@@ -88,9 +88,9 @@ _NONE = "-"  # in a table: an optional axis without a value
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """The cells of a row in a Markdown table, in the order of COLUMNS."""
-    others = {name: row[name] for name in _OTHERS if row[name] != AXES[name].default}
+    other_axes = {name: row[name] for name in _OTHERS if row[name] != AXES[name].default}
     texts = (
-        _text(column.key, others if name == OTHER else _at(row, column.key))
+        _text(column.key, other_axes if name == OTHER else _at(row, column.key))
         for name, column in COLUMNS.items()
     )
     return [text.replace("|", r"\|") for text in texts]
@@ -125,11 +125,11 @@ def _text(key: str, value: Any) -> str:
     return text
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     return result.has(MARK) or result.has("K", "decode", "run")
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
     """The answer as a cell of its own: the machine, the build and the run stand as its variant, so
     that rows of different people are neither pooled nor compared as one setting."""
     row = _of_table(result) if MARK not in result.values else result
@@ -189,7 +189,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     )
 
 
-def _of_table(result: JsonObject) -> JsonObject:
+def _of_table(result: ResultObject) -> ResultObject:
     """The keys of a table's row; UsageError names the column of a text that is not a value."""
     values: dict[str, Any] = {MARK: VERSION}
     for name, column in COLUMNS.items():
@@ -212,7 +212,7 @@ def _of_table(result: JsonObject) -> JsonObject:
     return replace(result, values=values)
 
 
-def _facts(row: JsonObject) -> dict[str, str]:
+def _facts(row: ResultObject) -> dict[str, str]:
     """What the row says about the measurement, by column, and the server's settings."""
     facts: dict[str, str] = {}
     for name, column in COLUMNS.items():
@@ -224,7 +224,7 @@ def _facts(row: JsonObject) -> dict[str, str]:
     return facts | {name: settings.text(name) or "" for name in settings.values}
 
 
-def _stated(row: JsonObject) -> StatedAnswer:
+def _stated(row: ResultObject) -> StatedAnswer:
     """The speedups, of decoding and of whole requests, and why they may not count."""
     is_valid = row.values.get("valid")
     if is_valid is not None and not isinstance(is_valid, bool):
@@ -238,7 +238,7 @@ def _stated(row: JsonObject) -> StatedAnswer:
     )
 
 
-def _stated_interval(row: JsonObject, key: str) -> Interval | None:
+def _stated_interval(row: ResultObject, key: str) -> Interval | None:
     part = row.section(key)
     if part is None:
         return None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult
-from specbench.importers.result_file import JsonObject
+from specbench.importers.result_file import ResultObject
 from specbench.records import Kind
 from specbench.stats.rounds import num_reaching
 
@@ -21,11 +21,11 @@ _HISTOGRAM = "Acceptance_Length_Histogram"
 _PARTS = {"timing": "Output TPS", "configuration": "speculative_algorithm"}
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     return any(result.has(key) for key in (_HISTOGRAM, *_PARTS.values()))
 
 
-def join(results: Sequence[JsonObject]) -> list[JsonObject]:
+def join(results: Sequence[ResultObject]) -> list[ResultObject]:
     """Every result, with the times of its run and the configuration of its folder."""
     joined = [result for result in results if not recognizes(result)]
     for result in filter(recognizes, results):
@@ -40,7 +40,7 @@ def join(results: Sequence[JsonObject]) -> list[JsonObject]:
     return joined
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
     about, timing = result.inner("configuration"), result.inner("timing")
     # DFlash has a block size instead, which engines count differently.
     algorithm = about.text("speculative_algorithm") or ""
@@ -70,7 +70,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     )
 
 
-def _acceptance(result: JsonObject, k: int | None) -> Figures:
+def _acceptance(result: ResultObject, k: int | None) -> Figures:
     """Acceptance over chunks and over requests, from the numbers of chunks by their tokens."""
     if k is None:
         return {}
@@ -90,7 +90,7 @@ def _acceptance(result: JsonObject, k: int | None) -> Figures:
     }
 
 
-def _median(timing: JsonObject, name: str) -> float | None:
+def _median(timing: ResultObject, name: str) -> float | None:
     """A median, which the file contains as text."""
     quantiles = timing.inner(name, "quantiles")
     text = quantiles.text("0.5") or ""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult, conditions
-from specbench.importers.result_file import JsonObject
+from specbench.importers.result_file import ResultObject
 from specbench.importers.specdec_bench import ENGINES
 from specbench.records import Kind
 from specbench.settings.words import MAX_K
@@ -28,13 +28,13 @@ _HISTOGRAM = "acceptance_length_histogram"
 _OF_ONE_K = (_MARGINAL, _CONDITIONAL, _HISTOGRAM, "mean_accept_length_per_request")
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     return result.has("schema_version") and any(
         result.has(key) for key in ("measured", _MARGINAL, _CONDITIONAL, _LENGTH)
     )
 
 
-def split(result: JsonObject) -> Iterator[JsonObject]:
+def split(result: ResultObject) -> Iterator[ResultObject]:
     """The profile, and one for each other K of which it has the mean length."""
     yield result
     by_k = result.inner(_BY_K)
@@ -45,7 +45,7 @@ def split(result: JsonObject) -> Iterator[JsonObject]:
             yield replace(result, values={**kept, **about})
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
     """The conditions that cells need are read under the names that `export` writes."""
     version = str(result.values["schema_version"])
     if version.partition(".")[0] != "1":
@@ -74,7 +74,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
     )
 
 
-def _figures(result: JsonObject, k: int) -> Figures:
+def _figures(result: ResultObject, k: int) -> Figures:
     """Lengths and rates of K; UsageError if they contradict each other."""
     marginal, conditional = (_rates(result, key, k) for key in (_MARGINAL, _CONDITIONAL))
     length = result.number(_LENGTH, low=1)
@@ -104,7 +104,7 @@ def _figures(result: JsonObject, k: int) -> Figures:
     }
 
 
-def _rates(result: JsonObject, key: str, k: int) -> tuple[float, ...] | None:
+def _rates(result: ResultObject, key: str, k: int) -> tuple[float, ...] | None:
     rates = result.numbers(key)
     if rates is not None and len(rates) != k:
         result.fail(key, f"{len(rates)} rates for K={k}")
@@ -114,7 +114,7 @@ def _rates(result: JsonObject, key: str, k: int) -> tuple[float, ...] | None:
     return rates
 
 
-def _counts(result: JsonObject, k: int) -> Figures:
+def _counts(result: ResultObject, k: int) -> Figures:
     """The number of rounds of each length."""
     lengths = range(1, k + 2)
     histogram = result.inner(_HISTOGRAM).histogram(lengths, f"a length from 1 to {k + 1} at K={k}")
@@ -122,7 +122,7 @@ def _counts(result: JsonObject, k: int) -> Figures:
     return {"acceptance_histogram": counts, "num_rounds": sum(counts)} if any(counts) else {}
 
 
-def _model(result: JsonObject, key: str) -> str | None:
+def _model(result: ResultObject, key: str) -> str | None:
     """A model, named directly or by the id in an object about it."""
     value = result.values.get(key)
     return result.inner(key).text("id") if isinstance(value, dict) else result.text(key)

@@ -5,18 +5,18 @@ more round than decoding iterations, so K is (acceptance length - 1) / acceptanc
 """
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult, latencies
-from specbench.importers.result_file import JsonObject
+from specbench.importers.result_file import ResultObject
 from specbench.records import Kind
 from specbench.stats.rounds import mean_length
 
 TOOL = "trtllm-bench"
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     return result.has("engine", "world_info", "request_info", "performance")
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
     """Concurrency is not in the report, which only has the mean number of running requests."""
     engine, speed = result.inner("engine"), result.inner("performance")
     k, acceptance = _speculation(result.inner("decoding_stats"))
@@ -41,7 +41,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
     )
 
 
-def _speculation(stats: JsonObject) -> tuple[int | None, Figures]:
+def _speculation(stats: ResultObject) -> tuple[int | None, Figures]:
     """K and acceptance from means over requests; K is None if no draft token was accepted."""
     names = ("acceptance_length", "draft_acceptance_rate")
     length, rate = (stats.inner(f"{name}_percentiles").number("average") for name in names)

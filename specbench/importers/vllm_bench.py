@@ -18,7 +18,7 @@ from specbench.importers.imported_cell import (
     bench_speeds,
     requests_of,
 )
-from specbench.importers.result_file import JsonObject, parse_digits
+from specbench.importers.result_file import ResultObject, parse_digits
 from specbench.metrics.streams import faulty_streams
 from specbench.records import EngineCost, Kind
 from specbench.settings.words import MAX_K
@@ -31,12 +31,12 @@ _CURVE = "spec_decode_per_position_acceptance_rates"
 _DATE = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})")
 
 
-def recognizes(result: JsonObject) -> bool:
+def recognizes(result: ResultObject) -> bool:
     is_result = result.has("model_id", "tokenizer_id", "completed", "total_token_throughput")
     return is_result and result.values.get("run_number") != -1  # a warm-up
 
 
-def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
     """The facts of a result, with its K if it states one."""
     prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
     acceptance = _acceptance(result, given)
@@ -66,12 +66,12 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     )
 
 
-def has_step_time(result: JsonObject) -> bool:
+def has_step_time(result: ResultObject) -> bool:
     """Whether it has a field of every benchmark's result, which no table of costs has."""
     return result.has("mean_tpot_ms")
 
 
-def step_time(result: JsonObject) -> EngineCost:
+def step_time(result: ResultObject) -> EngineCost:
     """Decode seconds over rounds: exact with the gaps of --save-detailed, else by the mean TPOT.
 
     Servers of other engines are named by `backend`. A result without speculation counters is K = 0.
@@ -116,7 +116,7 @@ def step_time(result: JsonObject) -> EngineCost:
     )
 
 
-def _stated_k(result: JsonObject) -> int | None:
+def _stated_k(result: ResultObject) -> int | None:
     """From `--metadata num_speculative_tokens=3`, else the number of positions."""
     k = parse_digits(str(result.values.get("num_speculative_tokens")), MAX_K)
     if k is not None:
@@ -124,7 +124,7 @@ def _stated_k(result: JsonObject) -> int | None:
     return len(result.numbers(_CURVE) or ()) or None
 
 
-def _counts(result: JsonObject) -> tuple[int | None, int | None, int | None]:
+def _counts(result: ResultObject) -> tuple[int | None, int | None, int | None]:
     """Rounds that drafted, their draft tokens, and those accepted."""
     return (
         result.whole("spec_decode_num_drafts"),
@@ -133,7 +133,7 @@ def _counts(result: JsonObject) -> tuple[int | None, int | None, int | None]:
     )
 
 
-def _acceptance(result: JsonObject, given: ImportOverrides) -> Figures:
+def _acceptance(result: ResultObject, given: ImportOverrides) -> Figures:
     rounds, drafted, accepted = _counts(result)
     percent = result.number("spec_decode_acceptance_rate")
     share = None if percent is None else percent / 100
@@ -152,7 +152,7 @@ def _acceptance(result: JsonObject, given: ImportOverrides) -> Figures:
     )
 
 
-def _parameters(result: JsonObject) -> str:
+def _parameters(result: ResultObject) -> str:
     """The keys that a sweep added after its run number, with their values."""
     names = list(result.values)
     added = names[names.index("run_number") + 1 :] if "run_number" in names else []

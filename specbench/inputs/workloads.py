@@ -196,9 +196,13 @@ def load_workload(
     if "." in name or "/" in name:
         return _load_file(Path(name), field, None if without_settings else {})
     general = {card.stem: card for root in reversed(_general_folders()) for card in _cards(root)}
-    own = {_own_name(card, general): card for card in _cards(folder)} if folder else {}
-    hidden = {card.stem: label for label, card in own.items()}  # a general name means its own here
-    known = general | {_own_name(card, general): card for card in _cards(DEMO_WORKLOADS)} | own
+    of_target = {_own_name(card, general): card for card in _cards(folder)} if folder else {}
+    hidden = {
+        card.stem: label for label, card in of_target.items()
+    }  # a general name means its own here
+    known = (
+        general | {_own_name(card, general): card for card in _cards(DEMO_WORKLOADS)} | of_target
+    )
     label = hidden.get(name, name)
     if label in known:
         return _load_with_card(known[label], label, without_settings)

@@ -23,7 +23,7 @@ def earlier_runs(runs: Iterable[StoredRun], keys: Set[CellKey]) -> EarlierRuns |
     runs had other prompts, and the part of its states of the machine. All cells of a run share its
     states, so that only runs of one cell are degrees of freedom.
     """
-    found: dict[CellKey, list[tuple[LogRatio, frozenset[str]]]] = {}
+    by_key: dict[CellKey, list[tuple[LogRatio, frozenset[str]]]] = {}
     ids = set[str]()
     for stored in runs:
         for cell in aggregate_run(stored):
@@ -32,11 +32,11 @@ def earlier_runs(runs: Iterable[StoredRun], keys: Set[CellKey]) -> EarlierRuns |
             ratio = log_speedup(cell, paired_decode(cell))
             if ratio is not None and ratio.prompts is not None and ratio.machine is not None:
                 prompts = frozenset(request.prompt_id for request in cell.finished)
-                found.setdefault(cell.key, []).append((ratio, prompts))
+                by_key.setdefault(cell.key, []).append((ratio, prompts))
                 ids.add(stored.run.run_id)
         if len(ids) == MOST_RUNS:
             break
-    repeated = [several for several in found.values() if len(several) > 1]
+    repeated = [several for several in by_key.values() if len(several) > 1]
     if not repeated:
         return None
     return EarlierRuns(
@@ -51,8 +51,8 @@ def _between(several: list[tuple[LogRatio, frozenset[str]]]) -> float:
     for (a, of_a), (b, of_b) in combinations(several, 2):
         assert a.prompts is not None
         assert b.prompts is not None
-        others = 1 - len(of_a & of_b) / max(len(of_a), len(of_b))
+        share_of_others = 1 - len(of_a & of_b) / max(len(of_a), len(of_b))
         explained = a.prompts.standard_error**2 + b.prompts.standard_error**2
-        halves.append(((a.log - b.log) ** 2 - others * explained) / 2)
+        halves.append(((a.log - b.log) ** 2 - share_of_others * explained) / 2)
     share = np.mean([ratio.machine.share for ratio, _ in several if ratio.machine])
     return max(float(np.mean(halves) / share), 0.0)

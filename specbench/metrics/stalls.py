@@ -50,9 +50,9 @@ def stalls(cell: CellData) -> Stalls:
         return none
     at_k = np.flatnonzero(slow & ~slow_base).tolist()
     paused = [i for i in at_k if is_paused(spec[i])]
-    others = [i for i in at_k if i not in paused]
-    waited = [i for i in others if _waited(spec[i], spec)]
-    proven = paused + (waited if len(others) <= max(1, MOST_RAISING * len(spec)) else [])
+    running = [i for i in at_k if i not in paused]
+    waited = [i for i in running if _waited(spec[i], spec)]
+    proven = paused + (waited if len(running) <= max(1, MOST_RAISING * len(spec)) else [])
     return Stalls(
         base=tuple(np.flatnonzero(slow_base).tolist()),
         proven=tuple(sorted(proven)),

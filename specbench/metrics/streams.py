@@ -42,10 +42,10 @@ def faulty_streams(requests: Iterable[RequestRecord], k: int) -> Reason | None:
     """
     streamed = [r for r in requests if r.finish_reason != "failed" and r.chunk_s is not None]
     judged = [r for r in streamed if r.num_output_tokens >= MIN_TOKENS]
-    found = [fault for request in streamed if (fault := _fault(request, k))]
+    faults = [fault for request in streamed if (fault := _fault(request, k))]
     numbers = {
         kind: num
-        for kind, num in Counter(kind for kind, _, _ in found).items()
+        for kind, num in Counter(kind for kind, _, _ in faults).items()
         if num > MAX_FAULTY.get(kind, 0.0) * len(judged)
     }
     if not numbers:
@@ -55,8 +55,8 @@ def faulty_streams(requests: Iterable[RequestRecord], k: int) -> Reason | None:
         k=k,
         answers=numbers[kind],
         judged=len(judged if kind in MAX_FAULTY else streamed),
-        counted=sum(counted for of, counted, _ in found if of == kind),
-        seen=sum(seen for of, _, seen in found if of == kind),
+        counted=sum(counted for of, counted, _ in faults if of == kind),
+        seen=sum(seen for of, _, seen in faults if of == kind),
     )
 
 

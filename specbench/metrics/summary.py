@@ -144,19 +144,19 @@ def _speed_margin(cell: CellData) -> float | None:
 
 def _screening(cell: CellData) -> Screening | None:
     """Both figures with and without stalls; None without a stall."""
-    found = stalls(cell)
-    if not (found.left_out or found.unproven):
+    stalled_pairs = stalls(cell)
+    if not (stalled_pairs.left_out or stalled_pairs.unproven):
         return None
-    stalled = {id(cell.pairs[i].spec) for i in (*found.left_out, *found.unproven)}
+    stalled = {id(cell.pairs[i].spec) for i in (*stalled_pairs.left_out, *stalled_pairs.unproven)}
     rest = tuple(request for request in cell.requests if id(request) not in stalled)
     every, sound = replace(cell, is_screened=False), replace(cell, requests=rest, is_screened=False)
     both = [log_speedup(part, paired_decode(part)) for part in (every, sound)]
     if both[0] is None or both[1] is None:
         return None
     return Screening(
-        num_baseline=len(found.base),
-        num_draft=len(found.proven),
-        num_kept=len(found.unproven),
+        num_baseline=len(stalled_pairs.base),
+        num_draft=len(stalled_pairs.proven),
+        num_kept=len(stalled_pairs.unproven),
         with_all=interval(both[0]),
         without_any=interval(both[1]),
     )

@@ -195,20 +195,20 @@ def _never_drafted(cell: CellData) -> Iterator[Reason]:
 
 def _unlike_servers(cell: CellData) -> Iterator[Reason]:
     """Facts that seconds depend on, and in which the server differs from that of K = 0."""
-    found = session_differences(cell.baseline_servers, cell.servers)
-    if any(is_like_hardware(difference.name) for difference in found):
-        yield Kind.SERVERS_UNLIKE(facts=_named(found))
+    differences = session_differences(cell.baseline_servers, cell.servers)
+    if any(is_like_hardware(difference.name) for difference in differences):
+        yield Kind.SERVERS_UNLIKE(facts=_named(differences))
 
 
 def _changed_servers(cell: CellData) -> Iterator[Reason]:
     """Other facts in which they differ: speedups are compared, with this warning."""
-    found = session_differences(cell.baseline_servers, cell.servers)
-    if found and not any(is_like_hardware(difference.name) for difference in found):
-        yield Kind.SERVERS_DIFFER(facts=_named(found))
+    differences = session_differences(cell.baseline_servers, cell.servers)
+    if differences and not any(is_like_hardware(difference.name) for difference in differences):
+        yield Kind.SERVERS_DIFFER(facts=_named(differences))
 
 
-def _named(found: Iterable[RunDifference]) -> tuple[Reason, ...]:
-    return tuple(Kind.FACT_CHANGED(**difference._asdict()) for difference in found)
+def _named(differences: Iterable[RunDifference]) -> tuple[Reason, ...]:
+    return tuple(Kind.FACT_CHANGED(**difference._asdict()) for difference in differences)
 
 
 def _throttled_servers(cell: CellData) -> Iterator[Reason]:

@@ -21,8 +21,8 @@ from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.files.model_spec import ModelSpec
 from specbench.files.tokenizer import (
     TEMPLATE_CLOCK,
-    Difference,
     Vocabulary,
+    VocabularyDifference,
     compare_vocabularies,
     mismatch_words,
     prints_clock,
@@ -87,7 +87,7 @@ class _TemplateClock(datetime):
 
 _module, _name = library_facts.TEMPLATE_CLOCK
 if not hasattr(import_module(_module), _name):
-    raise library_facts.outdated_fact("transformers", f"{_module} has no {_name}")
+    raise library_facts.outdated_fact(f"{_module} has no {_name}")
 setattr(import_module(_module), _name, _TemplateClock)  # templates take no functions as arguments
 
 
@@ -194,7 +194,7 @@ class ChatTokenizer:
         return decoded
 
 
-def require_same_vocabulary(target: ChatTokenizer, draft: ChatTokenizer) -> Difference:
+def require_same_vocabulary(target: ChatTokenizer, draft: ChatTokenizer) -> VocabularyDifference:
     """The other differences; CompatibilityError unless every common id is the same token in both.
 
     Special tokens may have different names.

@@ -67,24 +67,24 @@ class SectionAnswer:
 
 
 def answer(section: Section) -> SectionAnswer:
-    quoted, said = section.best, tuple[Reason | str, ...]()
+    quoted, reasons = section.best, tuple[Reason | str, ...]()
     if quoted is None and len(section.decisions) == 1:
         (quoted,) = section.decisions
     if quoted is not None:
-        verdict, said = quoted.verdict, quoted.answer
+        verdict, reasons = quoted.verdict, quoted.answer
     elif {decision.verdict for decision in section.decisions} == {SpeedupVerdict.NO_SPEEDUP}:
-        verdict, said = SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
+        verdict, reasons = SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
     elif section.decisions:
-        verdict, said = SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),)
+        verdict, reasons = SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),)
     elif section.baseline is not None and not section.baseline.valid:
-        verdict, said = SpeedupVerdict.UNDECIDED, (Kind.BASELINE_INVALID(),)
+        verdict, reasons = SpeedupVerdict.UNDECIDED, (Kind.BASELINE_INVALID(),)
     else:
-        verdict, said = SpeedupVerdict.NOT_MEASURED, tuple(_why_not_measured(section))
+        verdict, reasons = SpeedupVerdict.NOT_MEASURED, tuple(_why_not_measured(section))
     return SectionAnswer(
         section=section,
         verdict=verdict,
         quoted=quoted,
-        answer=said,
+        answer=reasons,
         unquoted=tuple(decision for decision in section.decisions if decision is not quoted),
     )
 

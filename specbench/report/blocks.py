@@ -32,7 +32,7 @@ from specbench.report.grids import (
 from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes, notes_title
 from specbench.report.provenance import (
-    Fact,
+    FactLine,
     formulas,
     model_grid,
     provenance,
@@ -65,7 +65,7 @@ class Paragraph(NamedTuple):
 class Facts(NamedTuple):
     """A list of names with their values."""
 
-    facts: Sequence[Fact]
+    facts: Sequence[FactLine]
 
 
 class Charts(NamedTuple):

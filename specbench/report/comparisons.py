@@ -167,12 +167,14 @@ def _bound(document: Document, rows: Sequence[AdaptiveComparison]) -> Iterator[R
     questions = {row.adaptive.question for row in rows}
     if any(check.forecast.key.question in questions for check in document.forecasts):
         return
-    found = [bound for bound in document.bounds if bound.key.question in questions]
-    for bound in found:
-        said = Kind.ADAPTIVE_BOUND(ks=bound.ks, hindsight=bound.hindsight, k=bound.best)
+    bounds = [bound for bound in document.bounds if bound.key.question in questions]
+    for bound in bounds:
+        reason = Kind.ADAPTIVE_BOUND(ks=bound.ks, hindsight=bound.hindsight, k=bound.best)
         is_open = gain_text(bound.least) != gain_text(bound.hindsight)
-        yield said if not is_open else Kind.ADAPTIVE_BY_ROUNDS(**said.figures, least=bound.least)
-    if not found and rows[0].adaptive.condition.engine == BUILTIN:
+        yield (
+            reason if not is_open else Kind.ADAPTIVE_BY_ROUNDS(**reason.figures, least=bound.least)
+        )
+    if not bounds and rows[0].adaptive.condition.engine == BUILTIN:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.ROUNDS_DO_NOT_SHOW(),))
 
 
@@ -357,8 +359,8 @@ def _answer_of(document: Document) -> Callable[[Any], str | None]:
             return None
         if decision.speedup is None:
             return f"undecided{document.mark}"
-        found, *more = decision.answer
+        first, *more = decision.answer
         whole = [reason for reason in more if reason.kind is Kind.ALSO_WHOLE]
-        return answer_text(decision.verdict, [found, *whole], mark=document.mark)
+        return answer_text(decision.verdict, [first, *whole], mark=document.mark)
 
     return text

@@ -225,15 +225,15 @@ def _evidence(
     if key is None or leader is None:
         return None, "same"
     of_key = [{r.prompt_id for r in c.requests} for c in (*explored, *confirmation) if c.key == key]
-    found = confirmed.get(key)
+    confirming = confirmed.get(key)
     on: ConfirmedOn = "other" if len(of_key) == 2 and not of_key[0] & of_key[1] else "same"
     num_left = (num_usable(stored, key.condition) or 0) - len(of_key[0])
-    is_missing = found is None and not are_enough(num_left, len(of_key[0]))
-    if stored.is_complete and (is_missing or (found and found.num_prompts < MIN_UNITS)):
+    is_missing = confirming is None and not are_enough(num_left, len(of_key[0]))
+    if stored.is_complete and (is_missing or (confirming and confirming.num_prompts < MIN_UNITS)):
         cells = [cell for cell in explored if _competes(cell.key, choice)]
         if halves := cross_fitted(cells, leader):
             return halves, "halves"
-    return found, on
+    return confirming, on
 
 
 def _speedups_of_prompts(

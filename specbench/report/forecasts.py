@@ -24,7 +24,7 @@ _LEGEND = {  # meanings, by a word of the headers that need them
 }
 
 
-class _Point(NamedTuple):
+class _ForecastRow(NamedTuple):
     """One K of a forecast, with its measurement if there is one."""
 
     check: CheckedForecast
@@ -39,7 +39,7 @@ class _Point(NamedTuple):
 def forecast_grid(checks: Sequence[CheckedForecast]) -> Table:
     """Forecast against measured, one row per K."""
     rows = [
-        _Point(check, point, check.measured.get(point.num_speculative_tokens))
+        _ForecastRow(check, point, check.measured.get(point.num_speculative_tokens))
         for check in checks
         for point in check.forecast.points
         if point.num_speculative_tokens

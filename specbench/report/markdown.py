@@ -16,7 +16,7 @@ from specbench.report.blocks import (
     side_by_side_part,
 )
 from specbench.report.document import Document
-from specbench.report.provenance import Fact
+from specbench.report.provenance import FactLine
 from specbench.untrusted import plain
 from specbench.words.answers import decision_text, main_reasons
 from specbench.words.table import Legend, Table
@@ -96,7 +96,7 @@ def _block(block: Block, *, level: int) -> Iterator[str]:
             yield from _grid(block, level=level if block.has_title else None)
 
 
-def _fact(fact: Fact) -> str:
+def _fact(fact: FactLine) -> str:
     name = f"**{fact.name}** ({fact.unit})" if fact.unit else escape(fact.name)
     return f"- {name}: {escape(fact.value)}"
 

@@ -86,7 +86,7 @@ def _prompts(document: Document) -> str:
 _SHOWN_DIGITS = 12  # of a hash; JSON has all of them
 
 
-class Fact(NamedTuple):
+class FactLine(NamedTuple):
     """A name with its value: a line of the provenance, or the formula of a metric."""
 
     name: str
@@ -94,7 +94,7 @@ class Fact(NamedTuple):
     unit: str = ""
 
 
-def provenance(document: Document) -> tuple[Fact, ...]:
+def provenance(document: Document) -> tuple[FactLine, ...]:
     """Run, command, versions, machine, settings and texts, without unknown values."""
     run, machine, settings = document.run, document.run.environment, document.run.settings
     gpu_memory, decoder = machine.gpu_memory_bytes, settings.decoder
@@ -155,7 +155,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
             for name, digest in run.settings_sha256.items()
         ),
     )
-    return tuple(Fact(name, value) for name, value in facts if value)
+    return tuple(FactLine(name, value) for name, value in facts if value)
 
 
 def engine_text(record: EngineRecord) -> str:
@@ -198,11 +198,11 @@ def model_grid(document: Document) -> Table | None:
     return Table(title="Models", columns=columns, records=models, num_names=6, has_title=False)
 
 
-def formulas(documents: tuple[Document, ...]) -> tuple[Fact, ...]:
+def formulas(documents: tuple[Document, ...]) -> tuple[FactLine, ...]:
     """The formulas of the metrics that some cell has."""
     present = {name for d in documents for cell in d.cells for name in cell.metrics}
     return tuple(
-        Fact(metric.name, metric.formula, metric.unit)
+        FactLine(metric.name, metric.formula, metric.unit)
         for metric in all_metrics().values()
         if metric.name in present
     )

@@ -224,15 +224,15 @@ def _contender(document: Document, pick: Recommendation) -> tuple[Interval, Deci
     if pick.best is None or pick.best.key.draft.k:
         return None
     first_pass = {cell.key: cell for cell in document.cells}
-    found = []
+    baselines = []
     for decision in document.decisions:
         cell = first_pass.get(decision.leader)
         speedup = decision.speedup or (cell and cell.speedup)
         if not decision.draft.k and decision.condition == pick.best.key.condition and speedup:
             is_open = decision.verdict is SpeedupVerdict.UNDECIDED
             is_valid = cell is not None and cell.valid
-            found.append(((is_open, is_valid, speedup.estimate), speedup, decision))
-    return max(found, key=itemgetter(0))[1:] if found else None
+            baselines.append(((is_open, is_valid, speedup.estimate), speedup, decision))
+    return max(baselines, key=itemgetter(0))[1:] if baselines else None
 
 
 def best_undecided(document: Document, pick: Recommendation) -> Decision | None:

@@ -44,7 +44,7 @@ _CONTEXT = ("n_ctx", "max_model_len", "context_length")
 _LLAMA_CPP, _ITS_KV_TYPE = "llama_cpp", "f16"  # its default
 
 
-class _Weights(NamedTuple):
+class _RowModel(NamedTuple):
     """A model of a row; None: unknown."""
 
     name: str
@@ -54,10 +54,10 @@ class _Weights(NamedTuple):
 
 _ACCEPTANCE = ("acceptance_rate", "mean_acceptance_length", "acceptance_rate_per_position")
 _SYNTHETIC = "acceptance was simulated or the weights are dummies"
-_NO_MODEL = _Weights(NO_DRAFTER, NO_DRAFTER, NO_DRAFTER)  # of a method that drafts without one
+_NO_MODEL = _RowModel(NO_DRAFTER, NO_DRAFTER, NO_DRAFTER)  # of a method that drafts without one
 
 
-class _Answer:
+class _RowSource:
     """A decision with its cell, its models and its servers."""
 
     def __init__(self, document: Document, decision: Decision) -> None:
@@ -92,48 +92,48 @@ class _Answer:
         return {name: _joined(values) or "" for name, values in facts.items()}
 
     @property
-    def model(self) -> _Weights | None:
+    def model(self) -> _RowModel | None:
         return self._weights(
             self.condition.target, {t.name: t.model for t in pairings_of(self.run).targets}
         )
 
     @property
-    def draft_model(self) -> _Weights | None:
+    def draft_model(self) -> _RowModel | None:
         of_target = (t for t in pairings_of(self.run).targets if t.name == self.condition.target)
         drafters = {d.name: d.model for t in of_target for d in t.drafters}
         return self._weights(self.key.draft.drafter, drafters)
 
-    def _weights(self, name: str, specs: Mapping[str, ModelSpec | None]) -> _Weights | None:
+    def _weights(self, name: str, specs: Mapping[str, ModelSpec | None]) -> _RowModel | None:
         """The model as it was loaded, or else as its files are here; None: unknown."""
         spec = specs.get(name)
         loaded = {model for model in self.document.models if model.name == name}
         if len(loaded) == 1:
             (model,) = loaded
             packed = spec.quantization if spec else None
-            return _Weights(model.source, packed or model.dtype, f"weights:{model.content_sha256}")
+            return _RowModel(model.source, packed or model.dtype, f"weights:{model.content_sha256}")
         if spec is None:
             return _NO_MODEL if name in specs else None
         named = spec.folder.name if spec.folder else spec.source
         try:
             return self._of_files(named, spec)
         except (ModelError, OSError):  # they are elsewhere
-            return _Weights(named, spec.quantization, None)
+            return _RowModel(named, spec.quantization, None)
 
-    def _of_files(self, name: str, spec: ModelSpec) -> _Weights:
+    def _of_files(self, name: str, spec: ModelSpec) -> _RowModel:
         """A model by its files, unless they were written after the run began."""
         if spec.is_gguf:
             header = gguf_of(spec)
             if self._is_later(header.path):
-                return _Weights(name, None, None)
-            return _Weights(name, header.quantization, f"gguf-header:{header.header_sha256}")
+                return _RowModel(name, None, None)
+            return _RowModel(name, header.quantization, f"gguf-header:{header.header_sha256}")
         files = open_model(spec)
         config = files.folder / "config.json"
         if self._is_later(config):
-            return _Weights(name, spec.quantization, None)
+            return _RowModel(name, spec.quantization, None)
         stored, dtype = files.field("quantization_config"), files.field("dtype")
         packed = spec.quantization or (None if stored is None else format_name(stored))
         digest = hashlib.sha256(config.read_bytes()).hexdigest()
-        return _Weights(name, packed or (dtype and str(dtype)), f"config.json:{digest}")
+        return _RowModel(name, packed or (dtype and str(dtype)), f"config.json:{digest}")
 
     def _is_later(self, file: Path) -> bool:
         began = datetime.fromisoformat(self.run.environment.created_at)
@@ -300,7 +300,7 @@ ROW = JsonObject(
 def rows(document: Document) -> Iterator[dict[str, Any]]:
     """A row per answer of a run, in the order of the report; StoreError for damaged pairings."""
     for decision in document.decisions:
-        yield ROW.of(_Answer(document, decision))
+        yield ROW.of(_RowSource(document, decision))
 
 
 def table(shared: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -136,8 +136,8 @@ def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
             continue
         first, name = sound[0], f"{_engine(group[0])}, K={group[0].num_speculative_tokens}"
         plain = [server for server in _plain(group, groups) if server.session in usable]
-        if others := session_differences(plain, sound):
-            differing = (f"{d.name} {d.candidate}, at K=0 {d.baseline}" for d in others)
+        if differences := session_differences(plain, sound):
+            differing = (f"{d.name} {d.candidate}, at K=0 {d.baseline}" for d in differences)
             yield f"{name}, besides K", "; ".join(differing)
         if first.read_at:
             facts = (f"{fact} {first.read_at.get(fact, 'unknown')}" for fact in _READ)

@@ -14,15 +14,15 @@ from specbench.runs import StoredRun
 from specbench.whole_file import replaced
 
 
-class _Text(NamedTuple):
+class _TextFile(NamedTuple):
     file: str
     render: Callable[[Sequence[Document]], str]
 
 
-TEXTS: Mapping[str, _Text] = {
-    "html": _Text("report.html", to_html),
-    "md": _Text("report.md", to_markdown),
-    "csv": _Text("cells.csv", cells_csv),
+TEXTS: Mapping[str, _TextFile] = {
+    "html": _TextFile("report.html", to_html),
+    "md": _TextFile("report.md", to_markdown),
+    "csv": _TextFile("cells.csv", cells_csv),
 }
 PARQUET = "parquet"  # a file per table
 FORMATS = (*TEXTS, PARQUET)

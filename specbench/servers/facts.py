@@ -139,9 +139,9 @@ class ModelNames:
             cards = cards or [{"id": self.served}]
             choices = [card for card in cards if card["id"] == self.served]
         else:
-            own = [card for card in cards if not card.get("parent")]
+            bases = [card for card in cards if not card.get("parent")]
             exact = [card for card in cards if card["id"] in self.target]
-            choices = exact or [card for card in cards if self.fits(card["id"])] or own or cards
+            choices = exact or [card for card in cards if self.fits(card["id"])] or bases or cards
         if len({card.get("root") or card["id"] for card in choices}) == 1:
             return choices[0]
         if not cards:

@@ -99,8 +99,8 @@ def parse_names(option: str, text: str, allowed: Collection[str]) -> tuple[str, 
 
 def workload_named(word: str, known: Collection[str]) -> str:
     """The workload that a word names, as for a run: `code` is `demo code` if there is no `code`."""
-    own = [name for name in known if name.endswith(f" {word}")]
-    return own[0] if word not in known and len(own) == 1 else word
+    matching = [name for name in known if name.endswith(f" {word}")]
+    return matching[0] if word not in known and len(matching) == 1 else word
 
 
 def spelling(word: str) -> str:

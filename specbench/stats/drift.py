@@ -18,7 +18,6 @@ from specbench.stats.change_points import MIN_LEVEL, MIN_RUNS, split_gains
 # Of streams of 1,000 values without a change, at most 1% have an alarm: by simulation of 400, 0% of
 # normal values, also if they correlate over 3 neighbors, and 0.3% of Gamma(4) values. Of values
 # that correlate over 12 neighbors 10% have one, mostly before the correlation shows.
-FALSE_ALARMS, PER_VALUES = 0.01, 1_000
 _SIGNIFICANCE = 1e-6  # of a value; for normal values 1e-5 would do
 _LEAST_DEVIATION = 0.02  # relative to the mean: equal values would make any other one an alarm
 _MOST = 4_096  # values to look back at

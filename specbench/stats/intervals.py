@@ -150,16 +150,6 @@ def speedup_ratio(
     return log_ratio([base_s, spec_tokens], [base_tokens, spec_s])
 
 
-def speedup_interval(
-    base_s: ArrayLike,
-    spec_s: ArrayLike,
-    base_tokens: ArrayLike | None = None,
-    spec_tokens: ArrayLike | None = None,
-) -> Interval:
-    """The 95% interval of `speedup_ratio`."""
-    return interval(speedup_ratio(base_s, spec_s, base_tokens, spec_tokens))
-
-
 MAX_DEVIATIONS = 5.0  # from the median, in standard deviations of the pairs' log ratios
 _NEAR = math.log(1.1)  # pairs within 10% of the median are never outliers
 

@@ -248,8 +248,8 @@ def _at_every_temperature(findings: Sequence[Finding]) -> Iterator[Reason]:
         worst = min(
             group, key=lambda f: (f.match_rate or 0.0, 1.0 if f.p_value is None else f.p_value)
         )
-        told = (r for r in worst.reasons if not (i and r.kind is Kind.LOSSY_RULE))
-        yield _in_setting(worst, (*told, *_greedy([worst], ties=False)))
+        reasons = (r for r in worst.reasons if not (i and r.kind is Kind.LOSSY_RULE))
+        yield _in_setting(worst, (*reasons, *_greedy([worst], ties=False)))
 
 
 def _num_matching(finding: Finding) -> int:

@@ -77,9 +77,9 @@ def curve_near(
     UsageError without K = 0 or K, for several drafters, for a run of another `engine` than that of
     the server, such as "vllm 0.32.0", and for several numbers if the one in progress is unknown.
     """
-    if others := sorted({c.engine for c in costs if c.target is not None} - {engine}):
+    if foreign := sorted({c.engine for c in costs if c.target is not None} - {engine}):
         raise UsageError(
-            f"--step-times: these are of {' and '.join(others)}, and the server is {engine}; give "
+            f"--step-times: these are of {' and '.join(foreign)}, and the server is {engine}; give "
             "a run of this server"
         )
     if len(drafters := sorted({c.drafter for c in costs if c.drafter is not None})) > 1:

@@ -11,7 +11,7 @@ from specbench.records import Kind, Reason
 from specbench.servers.metrics_page import Counters
 from specbench.stats.summaries import Interval
 from specbench.watch.k_forecast import KForecast, best_of, forecasts
-from specbench.watch.traffic import FAULTS, Traffic, Window, mean_length, rates
+from specbench.watch.traffic import FAULTS, WatchedTraffic, Window, length_of, rates
 from specbench.words.answers import REASON
 from specbench.words.numbers import measured, plural
 
@@ -72,7 +72,7 @@ DOCUMENT = JsonObject(
 
 def of_window(window: Window, reasons: Sequence[Reason]) -> Watched:
     """A window with what it shows."""
-    length = mean_length(window.counters)
+    length = length_of(window.counters)
     return Watched(
         part="window",
         began_at=window.began_at,
@@ -85,7 +85,7 @@ def of_window(window: Window, reasons: Sequence[Reason]) -> Watched:
 
 
 def summary_of(
-    traffic: Traffic,
+    traffic: WatchedTraffic,
     found: Sequence[Reason],
     k: int | None,
     curve: CostCurve | None = None,
@@ -115,7 +115,7 @@ def has_fault(reasons: Sequence[Reason]) -> bool:
 
 
 def _answers(
-    traffic: Traffic,
+    traffic: WatchedTraffic,
     seconds: float,
     choices: Sequence[KForecast],
     k: int | None,

@@ -80,8 +80,3 @@ async def windows(
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def address_of(url: str) -> Address:
-    """The address of --base-url; UsageError for one that is none."""
-    return Address.at(url, OPTION)

@@ -18,6 +18,7 @@ from specbench.records import Kind, Reason
 from specbench.servers.metrics_page import Counters
 from specbench.stats.drift import Drift, DriftDetector
 from specbench.stats.intervals import interval, log_ratio, with_half_count
+from specbench.stats.rounds import mean_length
 from specbench.stats.summaries import Interval
 
 # Of a batch; requests only where they are counted, and at least as many as are in progress: a long
@@ -38,17 +39,17 @@ class Window:
 
     @property
     def length(self) -> float | None:
-        return mean_length(self.counters)
+        return length_of(self.counters)
 
 
-def mean_length(counted: Counters) -> float | None:
+def length_of(counted: Counters) -> float | None:
     """Tokens per round: 1 + accepted / rounds. A server that does not count accepted tokens, but
     all rounds, emits its tokens in them, except for the first of each request. None also if these
     are fewer than the rounds: the counters of requests that were aborted do not match."""
     if not counted.num_rounds:
         return None
     if counted.num_accepted is not None:
-        return 1 + counted.num_accepted / counted.num_rounds
+        return mean_length(counted.num_accepted, counted.num_rounds)
     if counted.counts_all_rounds and counted.num_tokens is not None:
         length = (counted.num_tokens - (counted.num_requests or 0.0)) / counted.num_rounds
         return length if length >= 1 else None
@@ -61,7 +62,7 @@ def rates(counted: Counters) -> tuple[float, ...]:
     return tuple(n / rounds for n in counted.num_accepted_at) if rounds else ()
 
 
-class Traffic:
+class WatchedTraffic:
     """Collects windows, and judges each batch of requests as it is complete."""
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class Traffic:
         ):
             return []
         self._open = None
-        if (length := mean_length(batch)) is None:
+        if (length := length_of(batch)) is None:
             return []
         self.batches.append(batch)
         self._begun_at.append(self._opened_at)
@@ -116,7 +117,7 @@ class Traffic:
         if (fall := self._fall) is not None:
             newest = self.batches[(fall.index + len(self.batches)) // 2 :]
             since = reduce(Counters.then, newest)
-            after, counts = mean_length(since) or 1.0, (since.num_accepted, since.num_draft_tokens)
+            after, counts = length_of(since) or 1.0, (since.num_accepted, since.num_draft_tokens)
             accepted, drafted = counts
             is_counted = accepted is not None and bool(drafted)
             # SGLang counts no drafts: of the tokens that they gained, then, half as few are left.
@@ -150,10 +151,10 @@ class Traffic:
     @property
     def length(self) -> Interval | None:
         """The mean acceptance length, with an interval from five batches on."""
-        if (mean := mean_length(self.total)) is None:
+        if (mean := length_of(self.total)) is None:
             return None
         rounds = [batch.num_rounds or 0.0 for batch in self.batches]
-        emitted = [(mean_length(b) or 1.0) * n for b, n in zip(self.batches, rounds, strict=True)]
+        emitted = [(length_of(b) or 1.0) * n for b, n in zip(self.batches, rounds, strict=True)]
         return _around(mean, interval(log_ratio([emitted], [rounds])) if rounds else None)
 
     @property

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specbench.decide.recommend import LeadingCell, SpeedupVerdict, choose, decide, judge
 from specbench.records import CellSummary
-from specbench.stats.intervals import speedup_interval
+from specbench.stats.intervals import interval, speedup_ratio
 
 pytestmark = pytest.mark.slow  # thousands of simulated sweeps
 
@@ -62,7 +62,7 @@ def _one_pass(
     for k in ks:
         spec = prompts.lengths * prompts.slowness * _mean_one(rng, NOISE_SIGMA)
         cell = summarized(k, None, 1.0, None, num_prompts=NUM_PROMPTS)
-        cells.append(replace(cell, speedup=speedup_interval(base, spec)))
+        cells.append(replace(cell, speedup=interval(speedup_ratio(base, spec))))
     return cells
 
 

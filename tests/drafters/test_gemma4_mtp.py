@@ -20,7 +20,7 @@ from transformers.models.gemma4_assistant import (
 from specbench.decode.drafter import Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.drafters.gemma4_mtp import Assistant, Gemma4Mtp
+from specbench.drafters.gemma4_mtp import AssistantHead, Gemma4Mtp
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
@@ -235,7 +235,7 @@ def test_logits_are_those_of_transformers_for_the_same_keys() -> None:
     for num_centroids in (0, 10):
         subject = pair(num_centroids)
         runner, _ = ours(subject)
-        assistant = Assistant(checkpoint_of(subject.assistant), runner)
+        assistant = AssistantHead(checkpoint_of(subject.assistant), runner)
         generator = torch.Generator().manual_seed(3)
 
         def random(*shape: int, generator: torch.Generator = generator) -> Tensor:
@@ -301,7 +301,7 @@ def test_an_assistant_of_another_target_is_refused(change: dict[str, Any], named
     config = {**made.config, **change}
     config["text_config"] = {**made.config["text_config"], **change.get("text_config", {})}
     with pytest.raises(ModelError, match=named):
-        Assistant(Checkpoint(source="it", config=config, tensors=made.tensors), runner)
+        AssistantHead(Checkpoint(source="it", config=config, tensors=made.tensors), runner)
 
 
 def test_an_ordering_of_ids_that_are_no_tokens_is_refused() -> None:
@@ -310,4 +310,4 @@ def test_an_ordering_of_ids_that_are_no_tokens_is_refused() -> None:
     name = "masked_embedding.token_ordering"
     wrong = {**made.tensors, name: made.tensors[name] + 1}
     with pytest.raises(ModelError, match="token_ordering"):
-        Assistant(Checkpoint(source="it", config=made.config, tensors=wrong), runner)
+        AssistantHead(Checkpoint(source="it", config=made.config, tensors=wrong), runner)

@@ -306,3 +306,8 @@ def test_a_failed_request_is_not_a_unit(stream):
     failed = first.requests[0].num_output_tokens
     assert failed > 0
     assert partial.num_tokens[0] == whole.num_tokens[0] - failed
+
+
+@pytest.mark.parametrize("name", ["break_even_length", "busy_share", "bandwidth_utilization"])
+def test_shares_and_lengths_by_seconds_are_not_counts(name):
+    assert kind_of(all_metrics()[name]) is MetricKind.RATIO

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from specbench.stats.intervals import break_even, speedup_interval
+from specbench.stats.intervals import break_even, falls_below_1, interval, speedup_ratio
 from specbench.stats.summaries import Interval
 
 RUNS = 500
@@ -40,7 +40,7 @@ def measured(rng, n, speedup, shared):
     for size in SIZES:
         error = math.sqrt(shared) * common + math.sqrt(1 - shared) * rng.normal(size=n)
         slower = np.exp(SIGMA * error - SIGMA**2 / 2)
-        curve.append((size, speedup_interval(base_s, base_s * slower / speedup(size))))
+        curve.append((size, interval(speedup_ratio(base_s, base_s * slower / speedup(size)))))
     return curve
 
 
@@ -105,6 +105,10 @@ def test_a_flat_speedup_has_no_break_even(level):
     points = [break_even(measured(rng, 8, lambda _: level, 0.5)) for _ in range(RUNS)]
     both = [p for p in points if p and p.low is not None and p.high is not None]
     assert len(both) / RUNS <= 0.01
+
+
+def test_a_ratio_of_1_is_where_the_curve_crosses():
+    assert [*falls_below_1([(500, 2.0), (1_000, 1.0), (4_000, 0.5)])] == [pytest.approx(1_000)]
 
 
 def test_each_bound_crosses_on_its_own_line():

@@ -16,7 +16,6 @@ from specbench.stats.intervals import (
     interval,
     log_ratio,
     minimum_detectable_effect,
-    speedup_interval,
     speedup_ratio,
 )
 from specbench.stats.summaries import Interval
@@ -39,7 +38,7 @@ def seconds(rng: np.random.Generator, n: int) -> tuple[Floats, Floats]:
 
 
 def greedy_speedup(rng: np.random.Generator, n: int) -> Interval:
-    return speedup_interval(*seconds(rng, n))
+    return interval(speedup_ratio(*seconds(rng, n)))
 
 
 def sampled_speedup(rng: np.random.Generator, n: int) -> Interval:
@@ -47,8 +46,13 @@ def sampled_speedup(rng: np.random.Generator, n: int) -> Interval:
     base, spec = seconds(rng, n)
     base_tokens, spec_tokens = base / STEP_S, base / STEP_S
     base_length, spec_length = rng.lognormal(0.0, 0.2, (2, n))
-    return speedup_interval(
-        base * base_length, spec * spec_length, base_tokens * base_length, spec_tokens * spec_length
+    return interval(
+        speedup_ratio(
+            base * base_length,
+            spec * spec_length,
+            base_tokens * base_length,
+            spec_tokens * spec_length,
+        )
     )
 
 
@@ -133,7 +137,7 @@ def test_an_effect_of_the_minimum_detectable_size_is_found_in_four_of_five_runs(
     for _ in range(RUNS):
         base, spec = seconds(rng, n)
         # These seconds have a true speedup of 1 + effect instead of TRUE_SPEEDUP.
-        num_detected += speedup_interval(base, spec * TRUE_SPEEDUP / (1 + effect)).low > 1
+        num_detected += interval(speedup_ratio(base, spec * TRUE_SPEEDUP / (1 + effect))).low > 1
     assert num_detected / RUNS == pytest.approx(0.80, abs=0.04)
 
 

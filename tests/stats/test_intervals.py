@@ -11,7 +11,6 @@ from specbench.stats.intervals import (
     minimum_detectable_effect,
     paired_log_ratio,
     product,
-    speedup_interval,
     speedup_ratio,
 )
 from specbench.stats.spread import Uncertainty
@@ -20,7 +19,7 @@ from specbench.stats.summaries import Interval, percentile
 
 def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios():
     # Mean of ratios: (2 + 2 + 2 + 2 + 10) / 5 = 3.6; the short prompt must not dominate.
-    measured = speedup_interval([10, 10, 10, 10, 1], [5, 5, 5, 5, 0.1])
+    measured = interval(speedup_ratio([10, 10, 10, 10, 1], [5, 5, 5, 5, 0.1]))
     assert measured.estimate == pytest.approx(41 / 20.1)
 
 
@@ -39,20 +38,22 @@ def test_the_interval_equals_a_jackknife_worked_by_hand():
 
 
 def test_equal_ratios_give_an_interval_of_zero_width():
-    measured = speedup_interval([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
+    measured = interval(speedup_ratio([1, 2, 3, 4, 5], [2, 4, 6, 8, 10]))
     assert measured.low == pytest.approx(0.5)
     assert measured.high == pytest.approx(0.5)
 
 
 def test_fewer_than_five_prompts_give_an_estimate_and_no_interval():
-    assert speedup_interval([4], [2]) == Interval(estimate=2.0, low=None, high=None)
-    assert speedup_interval([3, 3, 3], [3, 3, 3]) == Interval(estimate=1.0, low=None, high=None)
+    assert interval(speedup_ratio([4], [2])) == Interval(estimate=2.0, low=None, high=None)
+    assert interval(speedup_ratio([3, 3, 3], [3, 3, 3])) == Interval(
+        estimate=1.0, low=None, high=None
+    )
     assert minimum_detectable_effect(speedup_ratio([2, 2, 2], [1, 1, 1])) is None
 
 
 def test_swapping_the_sides_inverts_the_interval():
     base, spec = [3.0, 1.0, 4.0, 1.5, 5.0], [2.0, 1.1, 2.5, 1.4, 2.0]
-    there, back = speedup_interval(base, spec), speedup_interval(spec, base)
+    there, back = interval(speedup_ratio(base, spec)), interval(speedup_ratio(spec, base))
     assert there.low is not None
     assert there.high is not None
     assert back.estimate == pytest.approx(1 / there.estimate)
@@ -76,7 +77,7 @@ def test_with_equal_lengths_both_speedup_ratios_agree():
 
 def test_above_temperature_0_longer_texts_are_not_a_slowdown():
     # Twice the tokens in the same time on the speculative side.
-    measured = speedup_interval([1.0] * 5, [1.0] * 5, [10] * 5, [20] * 5)
+    measured = interval(speedup_ratio([1.0] * 5, [1.0] * 5, [10] * 5, [20] * 5))
     assert measured.estimate == pytest.approx(2.0)
 
 
@@ -89,14 +90,14 @@ def test_a_change_of_acceptance_length_is_candidate_over_baseline():
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_invalid_seconds_are_refused_in_a_speedup(bad):
     with pytest.raises(ValueError, match="finite and above 0"):
-        speedup_interval([1, 1, 1, 1, bad], [1] * 5)
+        interval(speedup_ratio([1, 1, 1, 1, bad], [1] * 5))
 
 
 def test_sides_of_different_prompts_are_refused():
     with pytest.raises(ValueError):  # noqa: PT011
-        speedup_interval([1, 1, 1], [1, 1])
+        interval(speedup_ratio([1, 1, 1], [1, 1]))
     with pytest.raises(ValueError, match="at least one"):
-        speedup_interval([], [])
+        interval(speedup_ratio([], []))
 
 
 def test_more_prompts_narrow_the_interval_and_the_detectable_effect():

@@ -22,7 +22,7 @@ from specbench.servers.metrics_page import Counters
 from specbench.watch.k_forecast import best_of, curve_near, forecasts
 from specbench.watch.report import DOCUMENT, has_fault, summary_of
 from specbench.watch.server import windows
-from specbench.watch.traffic import Traffic, Window, rates
+from specbench.watch.traffic import WatchedTraffic, Window, rates
 from tests.servers.http_server import Handler, serving_with
 
 K = 4
@@ -62,7 +62,7 @@ def window(rng, chances, num_requests=2):
 
 def watched(windows):
     """The traffic, and what it showed, by the number of its window."""
-    traffic = Traffic()
+    traffic = WatchedTraffic()
     return traffic, [(i, reason) for i, w in enumerate(windows) for reason in traffic.add(w)]
 
 
@@ -187,7 +187,7 @@ def test_aborted_requests_leave_a_length_unknown_and_not_below_1():
 def test_a_batch_does_not_span_a_restart():
     rng = np.random.default_rng(0)
     half = window(rng, CODE, num_requests=1)
-    traffic = Traffic()
+    traffic = WatchedTraffic()
     assert traffic.add(half) == []
     assert traffic.add("http://a restarted") == []
     assert traffic.add(half) == []
@@ -319,7 +319,7 @@ def test_a_k_without_costs_is_not_called_slower():
 
 
 def test_nothing_read_is_not_called_no_traffic():
-    assert summary_of(Traffic(), [], K).reasons == (Kind.NOTHING_READ(),)
+    assert summary_of(WatchedTraffic(), [], K).reasons == (Kind.NOTHING_READ(),)
 
 
 def costs(*, draft, verify, concurrency=1, **of_run):

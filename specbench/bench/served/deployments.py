@@ -97,18 +97,18 @@ def with_adaptive(settings: RunSettings, plans: Sequence[TargetPlan]) -> RunSett
             temperature=max(settings.sampling.temperatures),
             arguments=servers.engine_args,
         )
-        found = exporter.adaptive(deployment, version, servers.engine_python)
-        if not found:
+        new_schemes = exporter.adaptive(deployment, version, servers.engine_python)
+        if not new_schemes:
             raise UsageError(
                 f"{engine} has no adaptive scheme for {pairing.drafter.method} ({pairing.name}); "
                 "leave --adaptive out, or give its arguments as --variant NAME=ARGS"
             )
-        if schemes and found != schemes:
+        if schemes and new_schemes != schemes:
             raise UsageError(
                 f"--adaptive: {engine} adapts {pairing.name} with other arguments than the "
                 "pairings before it; make one run for each"
             )
-        schemes = found
+        schemes = new_schemes
     variants = {PLAIN: (), **schemes}
     if servers.variants not in (None, variants):
         raise UsageError(

@@ -154,7 +154,6 @@ class ServerHandle:
             concurrency=concurrency,
             request_rate=request_rate,
             seed=seed,
-            ends_at_loss=True,
         )
 
     async def ask(self, requests: Sequence[Request], *, concurrency: int) -> list[StreamedResponse]:
@@ -279,10 +278,10 @@ def _require_comparable(servers: Sequence[RunningServer]) -> None:
     for server in sorted(servers, key=lambda server: server.address.k or 0):
         first = by_k.setdefault(server.address.k, server)
         base = by_k.get(0, first) if first is server else first
-        found = differences_in(_facts_besides_k(base.facts), _facts_besides_k(server.facts))
+        differences = differences_in(_facts_besides_k(base.facts), _facts_besides_k(server.facts))
         is_replica = base.address.k == server.address.k
-        if found and (is_replica or any(is_like_hardware(d.name) for d in found)):
-            table = "\n".join(f"  {d.name}: {d.baseline} and {d.candidate}" for d in found)
+        if differences and (is_replica or any(is_like_hardware(d.name) for d in differences)):
+            table = "\n".join(f"  {d.name}: {d.baseline} and {d.candidate}" for d in differences)
             raise ServerError(
                 f"{base.address.root} (K={base.address.k}) and {server.address.root} "
                 f"(K={server.address.k}) differ in more than K, so they are not "

@@ -51,8 +51,8 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
     reasoning effort, so it is left out of the template's arguments."""
     top_k = {"top_k": request.sampling.top_k} if request.sampling.top_k else {}
     args = {n: v for n, v in request.template_args.items() if n != "reasoning_effort"}
-    asked = replace(request, template_args=args)
-    return await ask_chat(client, asked, {**request_fields(model, request), **top_k})
+    plain = replace(request, template_args=args)
+    return await ask_chat(client, plain, {**request_fields(model, request), **top_k})
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:  # noqa: ARG001
