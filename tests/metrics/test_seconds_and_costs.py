@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.pairs import paired_decode
+from specbench.metrics.pairs import paired_decode, prompt_seconds
 from specbench.metrics.registry import measure
 from specbench.metrics.rounds import overhead_ratio, round_s_p95
 from specbench.metrics.speed import (
@@ -38,6 +38,13 @@ def forward(
 def test_decode_speed_excludes_the_first_token(cell):
     # 8 + 5 tokens, less the two that prefill gave, in 0.44 + 0.31 s.
     assert decode_tokens_per_s(cell) == pytest.approx((7 + 4) / 0.75)
+
+
+def test_seconds_of_a_prompt_are_for_as_many_tokens_as_without_drafts(cell):
+    twice = tuple(replace(r, num_tokens=1 + 2 * r.num_timed_tokens) for r in cell.requests)
+    longer = prompt_seconds(replace(cell, requests=twice))
+    for prompt, (base_s, spec_s) in prompt_seconds(cell).items():
+        assert longer[prompt] == pytest.approx((base_s, spec_s / 2))
 
 
 def test_decode_speedup_is_a_ratio_of_sums(cell):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.cell import CellData, Pass
-from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
+from specbench.metrics.pairs import Span, busy_span, paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import measure
 from specbench.records import (
     AnswerCheck,
@@ -184,6 +184,18 @@ def test_with_arrivals_at_a_rate_the_speedup_is_over_seconds_per_token(stream):
     seconds = paired_decode(spec)
     assert seconds is not None
     assert seconds.spec_s == pytest.approx([0.8, 0.8])  # a pass is still the unit
+
+
+def test_a_single_token_that_ends_a_servers_busy_span_counts():
+    requests = (
+        served(STREAM, "a", (3,), 0.0, 0.1, 0.4),
+        served(STREAM, "b", (9,), 0.0, 0.1, 1.0),
+        served(STREAM, "c", (), 0.4, 0.6, 0.6),
+    )
+    record = PassRecord(cell_id=STREAM.id, seconds=1.0, rounds=None)
+    span = busy_span(Pass("first", record, requests), 2)
+    # 0 .. 0.6 s: 4 tokens of a, the first of b and 5 of its next 9, and that of c.
+    assert span == Span(pytest.approx(0.6), pytest.approx(4 + 6 + 1))
 
 
 def test_a_request_without_a_start_time_leaves_no_busy_rate(stream):
