@@ -21,6 +21,7 @@ from specbench.servers.client import Client, Stall
 from specbench.servers.facts import ModelNames
 from specbench.servers.metrics_page import Counters
 from specbench.settings import OPENAI
+from specbench.stats.rounds import rounds_counted
 
 MAX_TOKENS = 64  # of an output
 NUM_BATCHES = 6  # each gives a cost, so that their variation is known
@@ -168,9 +169,7 @@ class _TimedServer:
             known = [record.counts.num_rounds for record in records if record.counts is not None]
             num_rounds = float(sum(known)) if len(known) == len(records) else None
         elif counted.num_accepted is not None:
-            # Rounds without a draft are not counted as drafts; drafts past the end of an answer
-            # are counted as accepted.
-            num_rounds = max(num_rounds, num_later - counted.num_accepted)
+            num_rounds = rounds_counted(float(num_later), counted.num_accepted, num_rounds)
         elif not counted.counts_all_rounds:
             num_rounds = None
         if num_rounds is None:

@@ -22,7 +22,7 @@ from specbench.importers.result_file import ResultObject, parse_digits
 from specbench.metrics.streams import faulty_streams
 from specbench.records import EngineCost, Kind
 from specbench.settings.words import MAX_K
-from specbench.stats.rounds import mean_length
+from specbench.stats.rounds import mean_length, rounds_counted
 from specbench.words.answers import text
 
 TOOL = "vllm bench serve"
@@ -85,8 +85,7 @@ def step_time(result: ResultObject) -> EngineCost:
         result.fail("max_concurrency", "missing; run vllm bench serve with --max-concurrency N")
     num_drafts, drafted, accepted = (count or 0 for count in _counts(result))
     after_first = output - completed
-    # The server also counts tokens accepted beyond the end of the output.
-    num_rounds = max(after_first - accepted, num_drafts)
+    num_rounds = rounds_counted(after_first, accepted, num_drafts)
     if num_rounds <= 0:
         result.fail(
             "total_output_tokens", "no rounds; requests need more than one output token each"

@@ -22,7 +22,7 @@ from specbench.records import (
     SamplesRecord,
     ServerRecord,
 )
-from specbench.stats.rounds import RoundCounts
+from specbench.stats.rounds import RoundCounts, rounds_counted
 
 T = TypeVar("T")
 
@@ -300,8 +300,7 @@ def pooled_counts(requests: Sequence[RequestRecord], k: int) -> RoundCounts | No
 def counted_by_server(cell: CellData) -> RoundCounts | None:
     """Rounds by the server's own counters, if it gives no counts per request.
 
-    They include the tokens that the last round of an output accepts past its end. Most servers do
-    not count rounds that drafted nothing: the remaining output tokens are from those.
+    They include the tokens that the last round of an output accepts past its end.
     """
     counters = [load.counters for load in cell.loads]
 
@@ -318,7 +317,7 @@ def counted_by_server(cell: CellData) -> RoundCounts | None:
         accepted = later - (drafting or 0)
         if accepted < 0:  # other clients' requests were aborted
             return None
-    num_rounds = max(later - accepted, drafting or 0)
+    num_rounds = rounds_counted(later, accepted, drafting or 0)
     if num_rounds <= 0:
         return None
     positions = (load.num_accepted_at for load in cell.loads)

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
+from typing import TypeVar
 
 from specbench.errors import UsageError
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +151,15 @@ class RoundCounts:
 def num_reaching(rounds_by_accepted: Mapping[int, int], k: int) -> tuple[int, ...]:
     """The rounds that accepted at least 0, 1 .. K draft tokens."""
     return tuple(sum(n for a, n in rounds_by_accepted.items() if a >= i) for i in range(k + 1))
+
+
+def rounds_counted(num_later: N, num_accepted: N, num_drafting: N) -> N:
+    """Rounds of a server by its counters, for the tokens after the first of each output.
+
+    A round emits one token in addition to its accepted draft tokens. Most servers do not count
+    rounds that drafted nothing, and count draft tokens that are accepted past an output's end.
+    """
+    return max(num_later - num_accepted, num_drafting)
 
 
 def mean_length(num_accepted: float, num_rounds: float) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specbench.bench.served import running as session
-from specbench.bench.served_costs import time_servers
+from specbench.bench.served_costs import MAX_TOKENS, time_servers
 from specbench.errors import UsageError
 from specbench.forecast.engine_costs import check_sources
 from specbench.records import EngineCost
@@ -63,12 +63,12 @@ def test_rounds_that_accept_more_cost_the_same():
 
 def test_timed_requests_have_the_given_concurrency_and_settings():
     fake = FakeServer()
-    costs = timed(fake, concurrencies=(3,), temperature=0.7, max_tokens=17)
+    costs = timed(fake, concurrencies=(3,), temperature=0.7)
     assert {c.concurrency for c in costs} == {3}
     assert {c.mean_acceptance_length for c in costs} == {2.0}
     assert len(measured(fake)) == 3 * len(costs)
     body = measured(fake)[0]
-    assert (body["temperature"], body["max_tokens"], body["model"]) == (0.7, 17, "tiny")
+    assert (body["temperature"], body["max_tokens"], body["model"]) == (0.7, MAX_TOKENS, "tiny")
     assert body["stream_options"] == {"include_usage": True}
     assert body["return_token_ids"]  # as the file of vLLM asks
     assert len({body["seed"] for body in measured(fake)}) == 3 * len(costs)
