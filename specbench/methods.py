@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from specbench.errors import ModelError, UsageError
 from specbench.files.config import DENSE
-from specbench.files.dflash import DFlashStyle, dflash_fit
+from specbench.files.dflash import DFlashStyle, dflash_fit, method_of
 from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
 from specbench.files.gemma4_mtp import (
     AssistantStyle,
@@ -23,6 +23,7 @@ from specbench.files.gemma4_mtp import (
 )
 from specbench.files.gguf import GgufFile
 from specbench.files.head_files import (
+    DFLASH2_LAYOUTS,
     DFLASH_LAYOUTS,
     DSPARK_LAYOUTS,
     EAGLE3_LAYOUTS,
@@ -323,6 +324,8 @@ def gguf_method(file: GgufFile) -> str:
         return "gemma4_mtp"
     if file.is_dspark:
         return "dspark"
+    if file.is_dflash2:
+        return "dflash2"
     if file.is_mtp_head:
         return "mtp"
     return file.architecture if file.architecture in METHODS else MODEL_METHOD
@@ -413,6 +416,11 @@ def _is_named(files: ModelFiles, method: str) -> bool:
 
 def _architecture(files: ModelFiles, method: str) -> str | None:
     return f"architecture {files.architecture}" if _is_named(files, method) else None
+
+
+def _dflash_config(files: ModelFiles, method: str) -> str | None:
+    architecture = files.architecture or ""
+    return f"architecture {architecture}" if method_of([architecture]) == method else None
 
 
 def _eagle3_config(files: ModelFiles) -> str | None:
@@ -663,7 +671,19 @@ _ROWS = (
         head=_dflash_head(
             layouts=DFLASH_LAYOUTS,
             fit=dflash_fit,
-            by_config=partial(_architecture, method="dflash"),
+            by_config=partial(_dflash_config, method="dflash"),
+        ),
+    ),
+    _dflash(
+        name="dflash2",
+        summary=(
+            "DFlash's block with convolutions, drafted token by token among the likeliest "
+            "(Inco AI 2026)."
+        ),
+        head=_dflash_head(
+            layouts=DFLASH2_LAYOUTS,
+            fit=partial(dflash_fit, method="dflash2"),
+            by_config=partial(_dflash_config, method="dflash2"),
         ),
     ),
     _dflash(
@@ -675,7 +695,7 @@ _ROWS = (
         head=_dflash_head(
             layouts=DSPARK_LAYOUTS,
             fit=partial(dflash_fit, method="dspark"),
-            by_config=partial(_architecture, method="dspark"),
+            by_config=partial(_dflash_config, method="dspark"),
         ),
     ),
     _eagle(

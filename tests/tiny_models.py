@@ -20,7 +20,7 @@ from tests.tiny_pair import make_tokenizer
 
 VOCAB_SIZE = 272
 NUM_LAYERS = 6
-HEADS = ("eagle", "eagle3", "peagle", "medusa", "dflash", "dspark", "gemma4_mtp")
+HEADS = ("eagle", "eagle3", "peagle", "medusa", "dflash", "dflash2", "dspark", "gemma4_mtp")
 
 
 def write_model(folder: Path, **changes: Any) -> ModelFiles:

@@ -4,9 +4,10 @@ Shape suffixes: B rows, T tokens, K draft tokens, N tokens of a block, F hidden 
 that a head can draft, V vocabulary.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from specbench.decode.drafter import (
     Resources,
     RowBuffer,
 )
-from specbench.decode.growth import grow_block
+from specbench.decode.growth import grow_block, grow_chain
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -47,6 +48,7 @@ from specbench.files.dflash import (
     DFLASH_ARCHITECTURE,
     EMBEDDING,
     MARKOV,
+    SELECTOR,
     DFlashStyle,
     with_layer_fields,
 )
@@ -55,7 +57,7 @@ from specbench.forward.tree import Branches
 from specbench.methods import NEW_BLOCK_SIZE
 from specbench.models.checkpoint import Checkpoint
 
-_SEPARATE = {"d2t", "t2d", EMBEDDING, *MARKOV, *CONFIDENCE}
+_SEPARATE = {"d2t", "t2d", EMBEDDING, *MARKOV, *CONFIDENCE, *SELECTOR}
 
 
 class _DFlashLayers(nn.Module):
@@ -95,10 +97,14 @@ class DFlashHead:
         if "lm_head.weight" in names:
             with torch.device("meta"):
                 self.model.lm_head = nn.Linear(config.hidden_size, D, bias=False)
+        self.extend()
         self.taken = load(self.model, checkpoint, target, _SEPARATE)
         self._embed = token_embedding(target, self.taken.get(EMBEDDING))
         self._target_ids_D = token_table(checkpoint, D, target)
         self.layers = layer_stack(config, self.model.layers, target)
+
+    def extend(self) -> None:
+        """Add another method's modules to `model`, before the tensors are loaded."""
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -143,6 +149,10 @@ class DFlashHead:
         self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int
     ) -> Tensor:
         """Logits [B, K, D] of the head's tokens, as `logits`."""
+        return self.unembed(self.states(current_B1, places_BN, span, first_row))
+
+    def states(self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int) -> Tensor:
+        """The normalized states [B, K, F] from which the block's tokens are drafted."""
         style = self.style
         masks_BK = torch.full_like(places_BN[:, 1:], style.mask_id)
         states_BNF = self._embed(torch.cat([current_B1, masks_BK], 1))
@@ -160,16 +170,18 @@ class DFlashHead:
                 only=layer,
                 windows_from_BT=places_BN[:, :1] - 1 if style.windows_from_current else None,
             )
-        states_BKF = self.model.norm(states_BNF[:, 0 if style.drafts_from_current else 1 :])
-        if (lm_head := self.model.lm_head) is not None:
-            own_BKD: Tensor = lm_head(states_BKF)
-            return own_BKD
-        logits_BKV = self._target.logits(states_BKF)
+        states_BKF: Tensor = self.model.norm(states_BNF[:, 0 if style.drafts_from_current else 1 :])
+        return states_BKF
+
+    def unembed(self, states_BKF: Tensor) -> Tensor:
+        """Logits [B, K, D] of the head's tokens from their states."""
+        style, lm_head = self.style, self.model.lm_head
+        logits_BKD: Tensor = (self._target.logits if lm_head is None else lm_head)(states_BKF)
         if style.logit_scale != 1:
-            logits_BKV = logits_BKV * style.logit_scale
+            logits_BKD = logits_BKD * style.logit_scale
         if cap := style.softcap:
-            logits_BKV = (logits_BKV / cap).tanh() * cap
-        return logits_BKV
+            logits_BKD = (logits_BKD / cap).tanh() * cap
+        return logits_BKD
 
 
 def _block(places_BN: Tensor, *, is_causal: bool) -> Branches:
@@ -291,7 +303,24 @@ class DFlash(Drafter):
         self.head.add_context(outcome.features, outcome.positions_BT, outcome.span, state.first_row)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        current_B1 = state.tokens_at(state.length_B1)
-        places_BN = state.positions(0, self.head.block_length(k))
-        logits_BKV = self.head.logits(current_B1, places_BN, span, state.first_row)
+        logits_BKV = self.head.logits(*self.block(state, k), span, state.first_row)
         return grow_block(state, logits_BKV, sampler, self.p_min)
+
+    def block(self, state: State, k: int) -> tuple[Tensor, Tensor]:
+        """The current tokens [B, 1], and the positions [B, N] of a block with k draft tokens."""
+        return state.tokens_at(state.length_B1), state.positions(0, self.head.block_length(k))
+
+    def draft_in_turn(
+        self, state: State, k: int, sampler: Sampler, logits_after: Callable[[int, Tensor], Tensor]
+    ) -> Proposal:
+        """K drafts, each from `logits_after` [B, 1, V]: its number, and the token before it."""
+        first_B1V = logits_after(0, state.tokens_at(state.length_B1))
+        numbers = count(1)
+        return grow_chain(
+            state,
+            first_B1V[:, 0],
+            lambda tokens_B1, _: logits_after(next(numbers), tokens_B1),
+            k,
+            sampler,
+            self.p_min,
+        )

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from specbench.decode.drafter import DrafterForward, HeadPart, Proposal, Resources
-from specbench.decode.growth import grow_chain
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.dflash import DFlash, DFlashHead
@@ -104,15 +103,9 @@ class DSpark(DFlash):
         head = self.head
         if not head.markov:
             return super().propose(state, k, span, sampler)
-        current_B1 = state.tokens_at(state.length_B1)
-        places_BN = state.positions(0, head.block_length(k))
-        logits_BKD, num_drafted = head.own_logits(current_B1, places_BN, span, state.first_row), 0
+        logits_BKD = head.own_logits(*self.block(state, k), span, state.first_row)
 
-        def follow(tokens_B1: Tensor, _: Tensor) -> Tensor:
-            nonlocal num_drafted
-            logits_B1D = logits_BKD[:, num_drafted : num_drafted + 1] + head.bias(tokens_B1)
-            num_drafted += 1
-            return head.for_target(logits_B1D)
+        def logits_after(i: int, tokens_B1: Tensor) -> Tensor:
+            return head.for_target(logits_BKD[:, i : i + 1] + head.bias(tokens_B1))
 
-        first_B1V = follow(current_B1, places_BN[:, :1])
-        return grow_chain(state, first_B1V[:, 0], follow, k, sampler, self.p_min)
+        return self.draft_in_turn(state, k, sampler, logits_after)

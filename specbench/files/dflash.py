@@ -1,10 +1,13 @@
-"""Facts about a DFlash or DSpark head from its files, in all known layouts, and whether it fits.
+"""Facts about a DFlash, DFlash 2 or DSpark head from its files, and whether it fits.
 
 Sources: z-lab/dflash (dflash/model.py), speculators 0.9 (models/dflash), SpecForge 0.2
 (modeling/draft/dflash.py), NVIDIA's modelopt 0.47 (plugins/hf_dflash.py, hf_spec_export.py). For
-DSpark: vllm-project/vllm at 0302ff4 (models/qwen3_dspark.py), speculators (models/dspark).
+DSpark: vllm-project/vllm at 0302ff4 (models/qwen3_dspark.py), speculators (models/dspark). For
+DFlash 2: z-lab's dflash 0.1.0 (model.py), speculators 0.9 (models/dflash2), vllm-project/vllm at
+030da62 (models/qwen3_dflash2.py).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specbench.errors import ModelError
@@ -23,17 +26,29 @@ from specbench.files.head_files import (
 )
 
 DFLASH_ARCHITECTURE = "DFlashDraftModel"
+DFLASH2_ARCHITECTURE = "DFlash2DraftModel"
 DSPARK_ARCHITECTURE = "Qwen3DSparkModel"
-_ARCHITECTURES = {
-    "dflash": (DFLASH_ARCHITECTURE, "DFlashSpeculator"),
+_ARCHITECTURES = {  # by method; a class is of the first one that is part of its name
+    "dflash2": (DFLASH2_ARCHITECTURE,),
     "dspark": (DSPARK_ARCHITECTURE, "DSparkDraftModel", "DSparkSpeculator"),
+    "dflash": (DFLASH_ARCHITECTURE, "DFlashSpeculator"),
 }
 MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+SELECTOR = (
+    "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook",
+    "candidate_selector.hidden_projection.weight",
+)
+CONVOLUTIONS = ("attention_conv", "mlp_conv")
 EMBEDDING = "embed_tokens.weight"
 _DFLASH, _SPECULATORS = "dflash_config", "transformer_layer_config"
 _NEEDS = ("target_layer_ids", "mask_token_id", "num_hidden_layers")
 _SPECULATORS_NEEDS = ("aux_hidden_state_layer_ids", "mask_token_id")
+_METHOD_NEEDS = {
+    "dspark": ("markov_rank",),
+    "dflash2": ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +67,12 @@ class DFlashStyle:
     embedding_scale: float
     logit_scale: float
     softcap: float  # of logits; 0: none
-    method: str  # dflash or dspark
-    markov_rank: int  # of the product that adds to logits by the token before; 0: none
+    method: str  # dflash, dflash2 or dspark
+    markov_rank: int  # of DSpark's product that adds to logits by the token before; 0: none
+    num_taps: int  # of DFlash 2's convolutions: a token and those before it; 0: none
+    group_size: int  # channels that share a kernel of the convolutions
+    selector_rank: int  # of the product that adds to DFlash 2's candidates by the token before
+    num_candidates: int  # per draft token
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped]) -> "DFlashStyle":
@@ -61,9 +80,9 @@ class DFlashStyle:
         given, is_speculators = _fields(files), files.fields.has(SPECULATORS)
         method = _method(files)
         _refuse_relatives(files, given, method)
-        is_dspark = method == "dspark"
+        is_dspark, is_dflash2 = method == "dspark", method == "dflash2"
         needs = _SPECULATORS_NEEDS if is_speculators else _NEEDS
-        given.require(*needs, *(["markov_rank"] if is_dspark else []))
+        given.require(*needs, *_METHOD_NEEDS.get(method, ()))
         layer_ids = given.ids(needs[0])
         if not layer_ids:
             given.fail(needs[0], "the numbers of one layer or more")
@@ -79,6 +98,8 @@ class DFlashStyle:
         from_anchor = given.flag("sample_from_anchor")
         if from_anchor is None:
             from_anchor = is_dspark and not is_speculators
+        if is_dflash2:
+            _check_dflash2(given)
         return cls(
             layer_ids=tuple(i - 1 for i in layer_ids) if is_speculators else layer_ids,
             reads_bare_output=is_speculators,
@@ -87,13 +108,17 @@ class DFlashStyle:
             drafts_from_current=from_anchor,
             num_tokens=given.whole("draft_vocab_size", least=1) if is_speculators else None,
             windows=windows,
-            is_causal=_causal_layers(given, windows, is_speculators=is_speculators),
+            is_causal=_causal_layers(given, windows, method, is_speculators=is_speculators),
             windows_from_current=is_speculators,
             embedding_scale=1.0 if scales[0] is None else scales[0],
             logit_scale=1.0 if scales[1] is None else scales[1],
             softcap=softcap,
             method=method,
             markov_rank=given.whole("markov_rank") or 0 if is_dspark else 0,
+            num_taps=given.must("conv_kernel_size", 1) if is_dflash2 else 0,
+            group_size=given.must("conv_group_size", 1) if is_dflash2 else 0,
+            selector_rank=given.must("selector_rank", 1) if is_dflash2 else 0,
+            num_candidates=given.must("selector_top_k", 1) if is_dflash2 else 0,
         )
 
     @property
@@ -132,7 +157,9 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget, method: str = "dfla
             **layer_shapes(layer_fields(with_layer_fields(files).fields), files.tensors.keys()),
         }
         optional = {"lm_head.weight": (D, size), **table_shapes(D, V)}
-        if method == "dspark":
+        if method == "dflash2":
+            shapes |= _dflash2_shapes(style, size, V)
+        elif method == "dspark":
             optional |= {EMBEDDING: (V, size)}
             rank = style.markov_rank
             shapes |= dict(zip(MARKOV, ((V, rank), (D, rank)), strict=True)) if rank else {}
@@ -157,10 +184,42 @@ def with_layer_fields(files: AnyFiles) -> AnyFiles:
     return replace(files, config=fields)
 
 
+def method_of(names: Iterable[str]) -> str | None:
+    """The method of a head with one of these classes or types; None: none of this module."""
+    lower = [name.lower() for name in names]
+    return next((m for m in _ARCHITECTURES if any(m in name for name in lower)), None)
+
+
 def _method(files: HeadFiles[Shaped]) -> str:
-    """Which of the two methods a head is for, by its type or its class."""
+    """The method that a head is for, by its type or its class."""
     names = (files.fields.text(SPECULATORS) or "", *files.fields.texts("architectures"))
-    return "dspark" if any("dspark" in name.lower() for name in names) else "dflash"
+    return method_of(names) or "dflash"
+
+
+def _check_dflash2(given: Fields) -> None:
+    """Raise ModelError for sizes that do not fit each other, and for what no engine runs."""
+    if given.must("hidden_size", 1) % given.must("conv_group_size", 1):
+        given.fail("conv_group_size", "a divisor of hidden_size")
+    vocab_size = given.whole("vocab_size", least=1)
+    given.whole("selector_top_k", least=1, most=vocab_size)
+    if given.whole("draft_vocab_size") not in (None, vocab_size):
+        given.fail("draft_vocab_size", "vocab_size, as its candidates are the target's tokens")
+    if given.flag("sample_from_anchor"):
+        given.fail("sample_from_anchor", "false for a DFlash 2 head")
+
+
+def _dflash2_shapes(style: DFlashStyle, size: int, V: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that DFlash 2 adds; its kernels are for before and after a module."""
+    taps, rank = style.num_taps, style.selector_rank
+    num_kernels = 2 * taps * (size // style.group_size)
+    shapes: dict[str, tuple[int, ...]] = dict(
+        zip(SELECTOR, ((V, rank), (V, rank), (rank, size)), strict=True)
+    )
+    for i in range(len(style.windows)):
+        for name in CONVOLUTIONS:
+            shapes[f"layers.{i}.{name}.base_kernel"] = (2, taps, size)
+            shapes[f"layers.{i}.{name}.kernel_projection.weight"] = (num_kernels, size)
+    return shapes
 
 
 def _fields(files: HeadFiles[Shaped]) -> Fields:
@@ -175,7 +234,7 @@ def _fields(files: HeadFiles[Shaped]) -> Fields:
 def _refuse_relatives(files: HeadFiles[Shaped], given: Fields, method: str) -> None:
     known = _ARCHITECTURES[method]
     if (kind := files.fields.text(SPECULATORS)) not in (None, *_ARCHITECTURES):
-        supported = " and ".join(_ARCHITECTURES)
+        supported = ", ".join(_ARCHITECTURES)
         raise ModelError(f"{files.source}: {SPECULATORS} is {kind}; {supported} are supported")
     # Not `given`: the section for the layers names the target's class.
     if unknown := [n for n in files.fields.texts("architectures") if n not in known]:
@@ -210,11 +269,13 @@ def _windows(given: Fields) -> tuple[int | None, ...]:
 
 
 def _causal_layers(
-    given: Fields, windows: tuple[int | None, ...], *, is_speculators: bool
+    given: Fields, windows: tuple[int | None, ...], method: str, *, is_speculators: bool
 ) -> tuple[bool, ...]:
     """Whether each layer is causal: those with windows, unless one of several fields sets all."""
-    if is_speculators and given.flag("sliding_window_non_causal"):
-        return (False,) * len(windows)
+    if is_speculators:
+        is_free = given.flag("sliding_window_non_causal")
+        if method == "dflash2" if is_free is None else is_free:
+            return (False,) * len(windows)
     flags = (given.flag(name) for name in ("is_causal", "causal"))
     of_all = next((is_so for is_so in flags if is_so is not None), None)
     return tuple(bool(window) if of_all is None else of_all for window in windows)

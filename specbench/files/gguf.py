@@ -161,6 +161,11 @@ class GgufFile:
         return self.architecture == "dflash" and "markov_w1.weight" in self.tensors
 
     @property
+    def is_dflash2(self) -> bool:
+        """Whether it is a DFlash 2 head, by the tensor by which llama.cpp recognizes it."""
+        return self.architecture == "dflash" and "selector_hidden.weight" in self.tensors
+
+    @property
     def is_mtp_head(self) -> bool:
         """Whether it has only such layers: a file converted with --mtp."""
         has_first = any(name.startswith("blk.0.") for name in self.tensors)

@@ -365,6 +365,10 @@ DFLASH_LAYOUTS: Layouts = (
     (_has_field("num_target_layers"), _SPECFORGE),
     (_is_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
 )
+DFLASH2_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (_is_any, Layout("z-lab", "dflash 0.1.0, dflash/model.py", "dflash 0.1.0")),
+)
 DSPARK_LAYOUTS: Layouts = (
     (
         _has_field(SPECULATORS),

@@ -217,6 +217,8 @@ def folder_of_files(folder: Path) -> None:
     flash, markov = {"general__architecture": "dflash"}, {"markov_w1.weight": (32, 2)}
     write_gguf(folder / "block.gguf", tensors=small, **flash)
     write_gguf(folder / "spark.gguf", tensors={**small, **markov}, **flash)
+    selector = {"selector_hidden.weight": (HIDDEN, 2)}
+    write_gguf(folder / "second.gguf", tensors={**small, **selector}, **flash)
     write_gguf(folder / "layers.gguf", tensors={"blk.1.nextn.eh_proj.weight": (32, 2)}, **mtp)
     write_gguf(folder / "as-large.gguf", tensors={"token_embd.weight": (HIDDEN, 2 * NUM_TOKENS)})
     write_gguf(folder / "eyes.gguf", general__architecture="clip", general__type="mmproj")
@@ -246,6 +248,7 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
         "layers": ("mtp", "ok"),
         "head": ("eagle3", "refused"),  # this server has no draft-eagle3
         "block": ("dflash", "refused"),
+        "second": ("dflash2", "refused"),
         "spark": ("dspark", "ok"),
         "ngram_mod": ("ngram_mod", "ok"),
         "mtp-ngram_mod": ("mtp+ngram_mod", "ok"),
@@ -253,6 +256,7 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
         "layers-ngram_mod": ("mtp+ngram_mod", "ok"),
         "head-ngram_mod": ("eagle3+ngram_mod", "refused"),
         "block-ngram_mod": ("dflash+ngram_mod", "refused"),
+        "second-ngram_mod": ("dflash2+ngram_mod", "refused"),
         "spark-ngram_mod": ("dspark+ngram_mod", "ok"),
     }
     assert all(d["memory"] for d in document["drafters"] if d["level"] == "ok")

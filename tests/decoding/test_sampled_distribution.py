@@ -41,6 +41,7 @@ WITH_PROBABILITIES = (
     "eagle3, chain",
     "eagle3, static",
     "mtp",
+    "dflash2",
     "dspark",
     "gemma4_mtp",
     "self_speculation",

@@ -3,7 +3,7 @@
 Shape suffixes: T tokens of the context, N of the block, S of both, F hidden size, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,11 @@ class PlainDFlash:
     @torch.no_grad()
     def logits(self, text: Sequence[int], k: int) -> Tensor:
         """Logits [K, V] of the k tokens after a text, whose last token the target has not read."""
+        return self.states(text, k) @ self.model.get_output_embeddings().weight.T
+
+    @torch.no_grad()
+    def states(self, text: Sequence[int], k: int) -> Tensor:
+        """The normalized states [K, F] that `logits` multiplies."""
         facts = self.config.get("dflash_config", self.config)
         masks = [facts["mask_token_id"]] * (k - self.drafts_first)
         block = torch.tensor([text[-1], *masks])
@@ -45,7 +50,7 @@ class PlainDFlash:
             seen_NS = self.seen(i, len(context_TF), len(block))
             states_NF = self.layer(f"layers.{i}.", context_TF, states_NF, seen_NS)
         states_KF = states_NF[0 if self.drafts_first else 1 :]
-        return self.norm(states_KF, "norm") @ self.model.get_output_embeddings().weight.T
+        return self.norm(states_KF, "norm")
 
     def seen(self, i: int, T: int, N: int) -> Tensor:
         """The part of the context and the block that layer i sees."""
@@ -60,25 +65,35 @@ class PlainDFlash:
         return seen_NS
 
     def layer(self, at: str, context_TF: Tensor, states_NF: Tensor, seen_NS: Tensor) -> Tensor:
+        def attend(x_NF: Tensor) -> Tensor:
+            return self.attention(at, context_TF, x_NF, seen_NS)
+
         normed_NF = self.norm(states_NF, f"{at}input_layernorm")
-        both_SF = torch.cat([context_TF, normed_NF])
+        states_NF = states_NF + self.around(f"{at}attention_conv", normed_NF, attend)
+        normed_NF = self.norm(states_NF, f"{at}post_attention_layernorm")
+        return states_NF + self.around(f"{at}mlp_conv", normed_NF, lambda x_NF: self.mlp(at, x_NF))
+
+    def around(self, at: str, x_NF: Tensor, module: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ARG002
+        """A module's output, with what another method adds around it."""
+        return module(x_NF)
+
+    def attention(self, at: str, context_TF: Tensor, x_NF: Tensor, seen_NS: Tensor) -> Tensor:
+        both_SF = torch.cat([context_TF, x_NF])
         places_S = torch.arange(len(both_SF))
         names = {name: self.tensors[f"{at}self_attn.{name}_proj.weight"].T for name in "qkvo"}
         D = self.config["head_dim"]
-        places_N = places_S[-len(states_NF) :]
-        query = self.turned(normed_NF @ names["q"], f"{at}self_attn.q_norm", places_N)
+        query = self.turned(x_NF @ names["q"], f"{at}self_attn.q_norm", places_S[-len(x_NF) :])
         keys = self.turned(both_SF @ names["k"], f"{at}self_attn.k_norm", places_S)
         values = (both_SF @ names["v"]).unflatten(-1, (-1, D))
         group = query.shape[1] // keys.shape[1]
         keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
         scores = torch.einsum("nhd,shd->hns", query, keys).div(D**0.5)
         weights = scores.masked_fill(~seen_NS, -torch.inf).softmax(-1)
-        mixed = torch.einsum("hns,shd->nhd", weights, values).flatten(1)
-        states_NF = states_NF + mixed @ names["o"]
-        normed_NF = self.norm(states_NF, f"{at}post_attention_layernorm")
+        return torch.einsum("hns,shd->nhd", weights, values).flatten(1) @ names["o"]
+
+    def mlp(self, at: str, x_NF: Tensor) -> Tensor:
         names = {n: self.tensors[f"{at}mlp.{n}_proj.weight"].T for n in ("gate", "up", "down")}
-        gated = silu(normed_NF @ names["gate"]) * (normed_NF @ names["up"])
-        return states_NF + gated @ names["down"]
+        return (silu(x_NF @ names["gate"]) * (x_NF @ names["up"])) @ names["down"]
 
     def turned(self, x: Tensor, norm: str, places: Tensor) -> Tensor:
         """Heads with their norm, rotated by their positions."""

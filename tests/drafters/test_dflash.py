@@ -199,7 +199,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another width": ({"hidden_size": 64}, "hidden_size is 64, the target's is 32"),
     "another vocabulary": ({"vocab_size": 12}, "vocab_size is 12, the target's is 11"),
     "another depth": ({"num_target_layers": 9}, "num_target_layers is 9, the target's is 4"),
-    "a relative": ({"architectures": ["DFlash2DraftModel"]}, "architecture DFlash2DraftModel"),
+    "a relative": ({"architectures": ["DFlashGlm5Model"]}, "architecture DFlashGlm5Model"),
     "a window of no size": ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is None"),
     "a head over its own": (
         {"dflash_config": {**MASK, "projector_type": "domino"}},
@@ -209,7 +209,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"dflash_config": {**MASK, "attention_sink_bias": True}},
         "attention_sink_bias is true",
     ),
-    "a relative of speculators": ({"speculators_model_type": "dflash2"}, "type is dflash2"),
+    "a relative of speculators": ({"speculators_model_type": "dflare"}, "type is dflare"),
     "no mask": ({"dflash_config": {"target_layer_ids": [1]}}, "config.json has no mask_token_id"),
     "layers beyond the target's": (
         {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 3}},

@@ -81,6 +81,7 @@ CASES = {
         *("dspark", 3, [(4, 1, "observe"), (3, 1, "block"), (1, 3, "bias")]),
         head={"num_layers": 2},
     ),
+    "dflash2": Case("dflash2", 3, [(4, 1, "observe"), (4, 1, "block")], head={"num_layers": 2}),
     "dflash": Case("dflash", 3, [(4, 1, "observe"), (4, 1, "block")], head={"num_layers": 2}),
 }
 

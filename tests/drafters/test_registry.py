@@ -159,6 +159,7 @@ def test_a_draft_model_is_loaded_only_when_its_drafter_is_built() -> None:
         ("peagle", {}, 4, 4, 2),  # and one over masks all others
         ("medusa", {"tree": "chain"}, 4, 4, 1),
         ("dflash", {}, 4, 4, 2),
+        ("dflash2", {}, 4, 4, 2),
         ("dspark", {}, 4, 4, 2),
         ("mtp", {}, 4, 4, 4),
         ("gemma4_mtp", {}, 4, 4, 4),

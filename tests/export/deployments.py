@@ -21,6 +21,7 @@ MODELS = {
     "peagle": "org/Big-P-EAGLE",
     "medusa": "org/Big-Medusa",
     "dflash": "org/Big-DFlash",
+    "dflash2": "org/Big-DFlash2",
     "dspark": "org/Big-DSpark",
     "gemma4_mtp": "org/Big-assistant",
 }

@@ -21,7 +21,7 @@ SCHEMES = {
     "sglang": {"eagle": ("adaptive",), "eagle3": ("adaptive",)},
     "tensorrt_llm": {},
     "llama_cpp": dict.fromkeys(
-        ("draft_model", "eagle3", "mtp", "gemma4_mtp", "dflash", "dspark"), ("p_min",)
+        ("draft_model", "eagle3", "mtp", "gemma4_mtp", "dflash", "dflash2", "dspark"), ("p_min",)
     ),
 }
 

@@ -93,7 +93,11 @@ def test_llama_cpp_before_may_2026_gets_its_own_flags(method):
         parse(exported("llama_cpp", deployment(method)), old)
 
 
-FIRST_BUILDS = {"gemma4_mtp": ("2026-06-08", "b9568"), "dspark": ("2026-07-28", "b10236")}
+FIRST_BUILDS = {
+    "gemma4_mtp": ("2026-06-08", "b9568"),
+    "dspark": ("2026-07-28", "b10236"),
+    "dflash2": ("2026-08-27", "b10760"),
+}
 
 
 @pytest.mark.parametrize("method", FIRST_BUILDS)

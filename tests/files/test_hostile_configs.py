@@ -22,8 +22,15 @@ from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
 from tests.tiny_models import VOCAB_SIZE, change_config, files_of, write_head, write_model
 
-METHODS = ("eagle", "eagle3", "peagle", "medusa", "dflash", "dspark", "mtp", "gemma4_mtp")
+METHODS = (
+    *("eagle", "eagle3", "peagle", "medusa"),
+    *("dflash", "dflash2", "dspark", "mtp", "gemma4_mtp"),
+)
 IDS = "eagle_aux_hidden_state_layer_ids"
+DFLASH2: dict[str, Any] = {
+    **{"target_layer_ids": [1], "mask_token_id": 1, "conv_kernel_size": 2},
+    **{"conv_group_size": 4, "selector_rank": 16, "selector_top_k": 8},
+}
 # Method, what its config says, the field that the refusal names.
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("eagle", {"hidden_size": "32"}, "hidden_size"),
@@ -60,6 +67,20 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"dflash_config": {"target_layer_ids": [1], "mask_token_id": -1}}, "mask_token_id"),
     ("dflash", {"block_size": 1}, "block_size"),
     ("dflash", {"output_multiplier": True}, "output_multiplier"),
+    *(
+        ("dflash2", {"dflash_config": {**DFLASH2, name: value}}, name)
+        for name in DFLASH2
+        for value in (["a"], None)
+    ),
+    *(
+        ("dflash2", {"dflash_config": {**DFLASH2, name: 10**9}}, named)
+        for name, named in (
+            ("conv_kernel_size", "base_kernel"),
+            ("conv_group_size", "conv_group_size"),
+            ("selector_rank", "candidate_selector"),
+            ("selector_top_k", "selector_top_k"),
+        )
+    ),
     ("dspark", {"markov_rank": "x"}, "markov_rank"),
     ("dspark", {"markov_rank": 10**9}, "markov_w1"),
     ("dspark", {"markov_head_type": "rnn"}, "markov_head_type"),

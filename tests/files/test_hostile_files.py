@@ -46,6 +46,8 @@ def check_draft(target: ModelFiles, folder: Path, method: str) -> bool:
     ("method", "name"),
     [
         ("dflash", "config.json"),
+        ("dflash2", "config.json"),
+        ("dflash2", "model.safetensors"),
         ("dspark", "config.json"),
         ("gemma4_mtp", "config.json"),
         ("gemma4_mtp", "model.safetensors"),

@@ -123,7 +123,7 @@ def test_the_check_reports_the_layout_of_a_head(target, tmp_path, method, fields
     assert (finding.level, note in finding.reason) == ("ok", True), finding.reason
 
 
-@pytest.mark.parametrize("kind", ["dflash2", "xpress"])
+@pytest.mark.parametrize("kind", ["dflare", "xpress"])
 def test_unsupported_speculators_types_are_refused(target, tmp_path, kind):
     head = write_head(tmp_path / "head", "dflash", target)
     changed = change_config(head, speculators_model_type=kind)

@@ -282,8 +282,12 @@ CONFIG_NAME = ""
 
 _CHANGED = date(2026, 5, 16)  # pull request 22673 merged
 _NEW_BUILD, _OLD_BUILD = 9235, 9000  # builds known to be after and before it
-# Methods that came later: the day, and a build that has it. Pull requests 23398 and 25173.
-_LATER = {"gemma4_mtp": (date(2026, 6, 8), 9568), "dspark": (date(2026, 7, 28), 10236)}
+# Methods that came later: the day, and a build that has it. Pull requests 23398, 25173, 27816.
+_LATER = {
+    "gemma4_mtp": (date(2026, 6, 8), 9568),
+    "dspark": (date(2026, 7, 28), 10236),
+    "dflash2": (date(2026, 8, 27), 10760),
+}
 # Simulated acceptance came with pull request 27711 of August 2026; this build has it.
 _SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
 MODEL_FLAGS = ("--model", "--model-draft")
@@ -295,6 +299,7 @@ _MODEL_KINDS = {
     "mtp": "draft-mtp",
     "gemma4_mtp": "draft-mtp",
     "dflash": "draft-dflash",
+    "dflash2": "draft-dflash",
     "dspark": "draft-dspark",
 }
 

@@ -233,12 +233,15 @@ _ALGORITHMS = {
     # Its files turn this into FROZEN_KV_MTP: pull request 24436.
     "gemma4_mtp": _Algorithm("NEXTN", since=(0, 5, 12)),
     "dflash": _Algorithm("DFLASH", has_steps=False),
+    # Its config turns this into DFlash 2: pull request 35371.
+    "dflash2": _Algorithm("DFLASH", has_steps=False, since=(0, 5, 19)),
     "dspark": _Algorithm("DSPARK", has_steps=False),
     "ngram": _Algorithm("NGRAM", has_steps=False),
 }
 _NONE = _Algorithm("", has_steps=False)
 _NEAREST = {
     "gemma4_mtp": "a later release (--engine-version 0.5.12)",
+    "dflash2": "a later release (--engine-version 0.5.19)",
     "peagle": "an eagle3 head",
     "suffix": "ngram, whose trie also remembers earlier answers",
     "previous_turn": "ngram, whose trie also remembers earlier answers",
@@ -337,7 +340,7 @@ def _draft_flags(deployment: Deployment) -> list[str]:
         if deployment.drafter.revision:
             flags += ["--speculative-draft-model-revision", deployment.drafter.revision]
     k = deployment.k
-    if deployment.method == "dflash":
+    if deployment.method in ("dflash", "dflash2"):
         return [*flags, "--speculative-dflash-block-size", str(k + 1)]  # the current token and K
     if deployment.method == "dspark":
         return [*flags, "--speculative-dspark-block-size", str(k)]

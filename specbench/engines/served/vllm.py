@@ -449,6 +449,7 @@ _METHODS = {
     "mtp": _VllmMethod("mtp"),
     "gemma4_mtp": _VllmMethod("mtp"),
     "dflash": _VllmMethod("dflash"),
+    "dflash2": _VllmMethod("dflash"),  # its config turns it into DFlash 2: pull request 52816
     "dspark": _VllmMethod("dspark"),
     "ngram": _VllmMethod(
         "ngram", (("prompt_lookup_max", "max_ngram"), ("prompt_lookup_min", "min_ngram"))
