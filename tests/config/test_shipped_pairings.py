@@ -63,6 +63,8 @@ def test_the_catalog_has_many_targets_and_every_kind_of_draft() -> None:
         "mtp",
         "gemma4_mtp",
         "dflash",
+        "dflash2",
+        "dspark",
         "mtp+ngram_mod",
     }
 

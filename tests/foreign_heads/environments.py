@@ -20,6 +20,7 @@ PYTHON = FOLDER / "venv" / "bin" / "python"
 TRANSFORMERS = "transformers==5.8.1"  # that all of the libraries run with
 PACKAGES = (
     *("speculators==0.9.0", "hs-connectors==0.9.0", "specforge==0.2.0", "nvidia-modelopt==0.47.0"),
+    "dflash==0.1.0",
 )
 IMPORTED = (
     *("loguru", "pydantic-settings", "python-dotenv", "openai", "distro", "jiter", "sniffio"),

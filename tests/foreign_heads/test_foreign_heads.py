@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specbench.drafters.dflash import DFlashHead
+from specbench.drafters.dflash2 import DFlash2Head
 from specbench.drafters.eagle import EagleHead
 from specbench.drafters.eagle3 import Eagle3Head, ParallelHead
 from specbench.drafters.medusa import MedusaHeads
@@ -49,8 +50,10 @@ WRITTEN = {
         *("eagle3", "eagle3_last_output", "eagle3_window", "eagle3_mixed"),
         *("peagle", "peagle_window"),
         *("dflash", "dflash_last_output", "dflash_window", "dflash_mixed", "dflash_from_anchor"),
+        *("dflash2", "dflash2_mixed", "dflash2_causal"),
         *("mtp_qwen3", "mtp_qwen3_5_text", "mtp_qwen3_next"),
     ),
+    "z_lab": ("dflash2", "dflash2_window", "dflash2_scales"),
 }
 HEADS = [(library, name) for library, names in WRITTEN.items() for name in names]
 SPAN = 64
@@ -201,14 +204,20 @@ def masked(written: WrittenHead) -> Say:
 
 
 def block(written: WrittenHead) -> Say:
-    head = DFlashHead(written.checkpoint, written.target)
+    is_second = written.method == "dflash2"
+    head = (DFlash2Head if is_second else DFlashHead)(written.checkpoint, written.target)
 
     @torch.no_grad()
     def logits_at(n: int, k: int) -> Tensor:
         head.layers.allocate(1, SPAN)
         head.add_context(features_of(written, head.features, n), torch.arange(n)[None], SPAN, 0)
         places = torch.arange(n, n + head.block_length(k))[None]
-        return head.logits(torch.tensor([[written.tokens[n]]]), places, SPAN, 0)[0]
+        tokens_1K = torch.tensor([written.tokens[n : n + k]])
+        if not isinstance(head, DFlash2Head):
+            return head.logits(tokens_1K[:, :1], places, SPAN, 0)[0]
+        candidates = head.candidates(tokens_1K[:, :1], places, SPAN, 0)
+        in_turn = (head.logits_after(candidates, i, tokens_1K[:, i : i + 1]) for i in range(k))
+        return torch.cat(tuple(in_turn), 1)[0]
 
     return logits_at
 
@@ -231,5 +240,6 @@ SAID: Mapping[str, Callable[[WrittenHead], Say]] = {
     "mtp": lambda written: chain(written, MtpHead(written.checkpoint, written.target)),
     "peagle": masked,
     "dflash": block,
+    "dflash2": block,
     "medusa": at_once,
 }

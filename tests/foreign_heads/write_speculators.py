@@ -30,6 +30,7 @@ from shapes import (
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
 from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
@@ -155,25 +156,27 @@ def peagle(out: Path, make: Any, count: int, types: list[str] | None = None, **s
     write_proof(out, "peagle", logits, ids=ids_W.tolist())
 
 
-def dflash(out: Path, count: int, ids: list[int], types: list[str] | None = None,
-           num_said: int | None = None, **style: Any) -> None:  # fmt: skip
+def dflash(
+    out: Path, count: int, ids: list[int], types: list[str] | None = None,
+    num_said: int | None = None, *, is_second: bool = False, **style: Any,
+) -> None:  # fmt: skip
     target, tokens_T = make_target(), make_tokens()
-    config = DFlashSpeculatorConfig(
+    config = (DFlash2SpeculatorConfig if is_second else DFlashSpeculatorConfig)(
         transformer_layer_config=layers(Qwen3Config, count, types),
         draft_vocab_size=num_said or V,
         block_size=BLOCK,
         aux_hidden_state_layer_ids=ids,
         mask_token_id=MASK,
-        speculators_config=speculators_config("dflash"),
+        speculators_config=speculators_config("dflash2" if is_second else "dflash"),
         **style,
     )
-    model = DFlashDraftModel(config).eval()
+    model = (DFlash2DraftModel if is_second else DFlashDraftModel)(config).eval()
     ids_W = finished(model, target, num_said)
     states, last_TF = states_of(target, tokens_T)
     T = len(tokens_T)
     with torch.no_grad():
         model.verifier_lm_head.weight.copy_(model.lm_head.weight)
-        _, logits_1ND, _, _, places_N = model._backbone_forward(
+        hidden_1NF, logits_1ND, _, _, places_N = model._backbone_forward(
             joined(states, ids),
             tokens_T[None],
             torch.ones(1, T),
@@ -181,12 +184,17 @@ def dflash(out: Path, count: int, ids: list[int], types: list[str] | None = None
             torch.zeros(1, T, dtype=torch.long),
             max_anchors=T - BLOCK,
         )
+    if is_second:  # all tokens are candidates, each after the true token before it
+        before_1N = model._predecessor_ids(tokens_T[None], places_N).reshape(1, -1)
+        with torch.no_grad():
+            ids, scores = model.candidate_selector.select(logits_1ND, hidden_1NF, before_1N, V)
+        logits_1ND = torch.zeros_like(logits_1ND).scatter(-1, ids, scores)
     model.save_pretrained(out)
     anchors = places_N.view(-1, BLOCK)[:, 0].tolist()
     first = 0 if style.get("sample_from_anchor") else 1
     blocks = logits_1ND[0].view(len(anchors), BLOCK, -1)[:, first:]
     logits = {str(n): blocks[i] for i, n in enumerate(anchors) if n > 0}
-    write_proof(out, "dflash", logits, ids=ids_W.tolist())
+    write_proof(out, "dflash2" if is_second else "dflash", logits, ids=ids_W.tolist())
 
 
 MTP_LAYERS: dict[str, dict[str, Any]] = {
@@ -266,6 +274,15 @@ def write_all(out: Path) -> None:
     dflash(
         out / "dflash_from_anchor", 2, [1, 4], [FULL, SLIDING],
         sliding_window_non_causal=True, sample_from_anchor=True,
+    )  # fmt: skip
+    second: dict[str, Any] = {
+        "is_second": True, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": V
+    }  # fmt: skip
+    dflash(out / "dflash2", 2, [2, 5], **second)
+    dflash(out / "dflash2_mixed", 2, [1, 4], [SLIDING, FULL], **second, conv_kernel_size=3)
+    dflash(
+        out / "dflash2_causal", 2, [0, 6], [FULL, SLIDING],
+        sliding_window_non_causal=False, **second,
     )  # fmt: skip
     for model_type in MTP_LAYERS:
         mtp(out / f"mtp_{model_type}", model_type)
