@@ -513,8 +513,10 @@ def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
     spec, model_type = model.spec, model.config.get("model_type")
     kind = kind_of(model)
     if not kind.is_model:
-        kind_reason = kind.reason if kind.method is None else f"{kind.reason} says it is a head"
-        reason = f"does not write text by itself: {kind_reason}; choose a decoder-only model"
+        remedy = "choose a decoder-only model"
+        if kind.method:
+            remedy = f"it is a head: draft with it by `method: {kind.method}`"
+        reason = f"does not write text by itself: {kind.reason}; {remedy}"
         yield finding("kind", "refused", draft=kind.method, reason=reason)
         return
     yield from _code_findings(model)

@@ -17,6 +17,7 @@ from specbench.errors import ModelError
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Message
 from tests.cli.calls import CommandResult, specbench
+from tests.tiny_models import write_head, write_model
 
 pytestmark = pytest.mark.slow  # whole verifications
 
@@ -116,6 +117,21 @@ def test_too_few_tokens_exit_3(tiny: Path) -> None:
     ran = specbench("verify", "tiny/draft", *SMALL, *few, cwd=tiny)
     assert ran.code == 3
     assert "tiny/draft: undecided: " in ran.out
+
+
+def test_block_heads_are_verified_with_both_temperatures(tmp_path: Path) -> None:
+    target = write_model(tmp_path / "target")
+    heads = ("dspark", "dflash2")
+    for method in heads:
+        write_head(tmp_path / method, method, target, num_layers=2)
+    drafters = {method: {"method": method, "model": f"./{method}"} for method in heads}
+    targets = {"tiny": {"model": "./target", "drafters": drafters}}
+    (tmp_path / "pairings.yaml").write_text(json.dumps({"targets": targets}))
+    changes = ("-w", "qa", "--num-prompts", "2", "--max-new-tokens", "12")
+    ran = specbench("verify -k 4", *SMALL[2:], *changes, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    for method in heads:
+        assert re.search(rf"tiny/{method}: lossless: .*2 of 2 .*1,000 sampled", ran.out)
 
 
 def test_verify_exits_4_for_a_drafter_that_cannot_run(tiny: Path, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_a_target_that_is_a_head_is_refused(target):
     changed = change_config(target, architectures=["LlamaForCausalLMEagle3"])
     assert [f.field for f in check_target(changed)] == ["kind"]
     spec = ModelSpec(source=str(target.folder), folder=target.folder)
-    message = "t cannot be a target: kind: does not write text by itself: .* head; .*target eagle3"
+    message = "t cannot be a target: kind: does not write text by itself: .*`method: eagle3`"
     with pytest.raises(CompatibilityError, match=message):
         prepare(
             Target(name="t", model=spec, drafters=()), changed, (), DeploymentSpec(device="cpu")
