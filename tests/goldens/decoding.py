@@ -136,7 +136,7 @@ class Decoding:
             self._added.append(drafter)
 
     def _load(self, name: str) -> Subject:
-        decoder = DecoderSettings(forward="fused", kernels="torch")  # not the faster ones here
+        decoder = DecoderSettings(kernels="torch")  # not the faster ones here
         pool = ModelPool(torch.device("cpu"))
         engine = BuiltinEngine(self._pairings.target(name), pool, decoder)
         if name == "tiny":
