@@ -331,6 +331,17 @@ def gguf_method(file: GgufFile) -> str:
     return file.architecture if file.architecture in METHODS else MODEL_METHOD
 
 
+def gguf_depth(method: str, file: GgufFile) -> int | None:
+    """The most tokens that llama.cpp drafts with a file, whatever K (common/speculative.cpp);
+    None: K of them. Several MTP layers draft one token each, and one drafts all."""
+    if method == "mtp":
+        return file.mtp_layers if file.mtp_layers > 1 else None
+    if method in ("dflash", "dspark"):
+        starts_at_anchor = method == "dspark" and file.keys.get("dflash.sample_from_anchor") is True
+        return file.number("block_size", NEW_BLOCK_SIZE) - (not starts_at_anchor)
+    return None
+
+
 def gguf_draftless(file: GgufFile) -> tuple[str, ...]:
     """The methods by which llama.cpp drafts for a GGUF file without another file."""
     return (*(["mtp"] if file.mtp_layers else []), *LOOKUPS)

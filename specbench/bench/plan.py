@@ -1,6 +1,6 @@
 """The plan of a run: its cells, which always include K = 0, and their blocks. No tensors."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -8,6 +8,7 @@ from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import EXPLORE_SHARE
 from specbench.decide.cross_fit import are_enough
 from specbench.engines.deployment import vocabulary_notes
+from specbench.engines.served_engine import find_served
 from specbench.engines.transformers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS, Workload
@@ -186,8 +187,9 @@ class TargetPlan:
         model's vocabulary."""
         yield from (Kind.NOTE(text=note) for w in self.workloads for note in w.notes)
         draft = self.settings.draft
+        is_limited = draft.is_default_range or any(map(_limits_k, self.served))
         for pairing in self.pairings if self.running_ks is None else ():
-            ks = draft.num_speculative_tokens or () if draft.is_default_range else ()
+            ks = draft.num_speculative_tokens or () if is_limited else ()
             reach = partial(self.within_reach, pairing.drafter.name)
             if deeper := [k for k in ks if k > reach(k)]:
                 yield Kind.K_TOO_DEEP(pairing=pairing.name, k=min(deeper))
@@ -239,12 +241,20 @@ class TargetPlan:
         for pairing in self.pairings:
             if (condition.engine, pairing.drafter.name) in self.refused:
                 continue
-            for k in self.ks(pairing):
+            for k in self._served_ks(condition.engine, pairing):
                 if k > 0:
                     draft = _draft(pairing.drafter, Fixed(k))
                     yield from (self._cell(at, draft) for at in conditions[:num_fixed])
             adaptive = _draft(pairing.drafter, Auto(self.largest_k(pairing)))
             yield from (self._cell(at, adaptive) for at in conditions[num_fixed:])
+
+    def _served_ks(self, engine: str, pairing: Pairing) -> Iterable[int]:
+        """The K of a serving engine. K beyond the drafter's deepest are that one where the engine
+        limits K itself, as all of them would draft alike."""
+        ks = self.ks(pairing)
+        if self.running_ks is not None or not _limits_k(engine):
+            return ks
+        return dict.fromkeys(self.within_reach(pairing.drafter.name, k) for k in ks)
 
     def _peer_cells(self, condition: Condition) -> Iterator[Cell]:
         for method in BASELINES:
@@ -322,6 +332,10 @@ class TargetPlan:
                 for cell in self.cells(condition)
             ]
         return tuple(plans)
+
+
+def _limits_k(engine: str) -> bool:
+    return find_served(engine).PROPERTIES.limits_k
 
 
 def _draft(drafter: DrafterSpec, length: Length) -> DraftConfig:

@@ -32,7 +32,7 @@ from specbench.fit.compatibility import check_drafter, generation_findings
 from specbench.inputs.lengthening import fewest_tokens
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import Workload, load_workloads
-from specbench.methods import find_method
+from specbench.methods import find_method, gguf_depth
 from specbench.records import Kind, Reason
 from specbench.records.requests import TEMPLATE_SETTINGS, THINKING_ARGS
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
@@ -372,10 +372,13 @@ def deepest(pairing: Pairing, read_head: ReadHead, *, dummy: bool) -> int | None
     `dummy`: weights are random and not read.
     """
     drafter = pairing.drafter
-    head = partial(_head, drafter.model or pairing.target.model, read_head, dummy=dummy)
+    model = drafter.model or pairing.target.model
+    head = partial(_head, model, read_head, dummy=dummy)
     vocab_size = partial(num_rows, pairing.target.model)
     method = find_method(drafter.method)
     try:
+        if model.is_gguf:
+            return gguf_depth(method.name, gguf_of(model))
         return method.deepest(method.settings(drafter.parameters), head, vocab_size)
     except (ModelError, UsageError):
         return None

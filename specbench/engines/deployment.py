@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol, TypeVar, cast
@@ -31,7 +32,8 @@ PAD = "pad the smaller embedding (and output) in a copy of its model, and its vo
 # The note on recurrent state after a rejected draft, for engines whose file has no other one.
 ROLLBACK = "no source that was read says whether this engine rolls it back with this method"
 
-_STOPPING = ("llama_cpp", TRANSFORMERS)  # at p_min
+_READ_GGUF = ("ik_llama_cpp", "llama_cpp")
+_STOPPING = (*_READ_GGUF, TRANSFORMERS)  # at p_min
 
 Name = TypeVar("Name")
 Release = tuple[int, ...]
@@ -291,8 +293,8 @@ def exported(
 ) -> Export:
     """The export of a deployment; `lost` lists settings that the engine does not have, `hybrids`
     describes its drafts for a target with recurrent layers. UsageError for GGUF files, except for
-    llama.cpp."""
-    for spec in deployment.pairing.models if engine != "llama_cpp" else ():
+    llama.cpp and ik_llama.cpp."""
+    for spec in deployment.pairing.models if engine not in _READ_GGUF else ():
         if spec.is_gguf:
             raise UsageError(f"{engine}: {spec.source} {GGUF_ADVICE}")
     if deployment.k and deployment.p_min and engine not in _STOPPING:
@@ -412,6 +414,38 @@ def read_release(engine: str, text: str | None, *, oldest: Release, newest: Rele
             f"{dotted(oldest)} to {dotted(newest)} are supported"
         )
     return release
+
+
+class FirstBuild(NamedTuple):
+    """The first build of a program that has something, by day and by number."""
+
+    day: date
+    number: int
+
+    def is_in(self, built: date | int | None) -> bool:
+        """Whether a build has it, by what is known of the build; None: the newest."""
+        if isinstance(built, int):
+            return built >= self.number
+        return built is None or built >= self.day
+
+
+def read_build(version: str | None, known: FirstBuild) -> date | int | None:
+    """`b9235` -> 9235, `2026-04` -> its first day; UsageError, with a known build, for others.
+
+    None means the newest.
+    """
+    if version is None:
+        return None
+    if number := re.fullmatch(r"b?(\d{4,6})", version.strip()):
+        return int(number[1])
+    day = re.fullmatch(r"(\d{4})-(\d{2})(?:-(\d{2}))?", version.strip())
+    with suppress(ValueError):
+        if day:
+            return date(*(int(part or 1) for part in day.groups()))
+    raise UsageError(
+        f"--engine-version {version!r}: expected a date such as {known.day:%Y-%m} or a build such "
+        f"as b{known.number} (llama-server --version)"
+    )
 
 
 def dotted(release: Release) -> str:

@@ -5,7 +5,7 @@ requests and responses, its names for methods and its export. The files need no 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -66,7 +66,9 @@ class EngineProperties:
 
     module: str | None = None  # its Python module; None: it is a program
     distributions: tuple[str, ...] = ()  # names of its packages, other builds included
+    ask_version: Callable[[Path], str | None] | None = None  # of a program, by its help
     start_s: float = 90.0  # an estimate until it has served the target
+    limits_k: bool = False  # to what a drafter can draft, without an error
     health: str = "/health"  # the path that returns 200 once requests are accepted
     simulated_by: tuple[str, ...] = ()  # environment variables that make it simulate acceptance
     unsupported: tuple[str, ...] = ()  # settings of requests that it cannot apply
@@ -125,9 +127,10 @@ def unsupported_setting(engine: str, settings: RequestSettings) -> str | None:
 
 
 def counter_pages() -> list[CounterPage]:
-    """The metrics pages of all engines, which identify the engine of a server."""
+    """The metrics pages of all engines, which identify the engine of a server: those with a marker
+    first."""
     pages = (find_served(name).COUNTERS for name in SERVED)
-    return [page for page in pages if page is not None]
+    return sorted((page for page in pages if page is not None), key=lambda page: not page.marker)
 
 
 _BODY_SETTINGS = ("response_format", "stop", "reasoning_effort", "tool_choice")

@@ -24,6 +24,7 @@ class CounterPage:
     # compute: when idle, they show requests that have ended.
     in_progress: tuple[str, ...] = ()
     counts_all_rounds: bool = False  # else only rounds with draft tokens
+    marker: str = ""  # what the pages of no other engine with its prefix have
     is_of_model: bool = False  # whether a server of several models has a page for each
 
     def path_of(self, model: str) -> str:
@@ -124,6 +125,7 @@ def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
     num_in_progress: float | None = None
     started_s: float | None = None
     servers = set[str]()
+    pages = [known for known in pages if known.marker in text]
     for sample in _samples(text):
         if sample.name == _STARTED or sample.name.endswith(_CREATED):
             started_s = min(sample.value, started_s or math.inf)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from specbench.settings import RunSettings
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import Call, FakeEngine
 from tests.bench.served.served_runs import plan_of
+from tests.gguf_files import HIDDEN, NUM_TOKENS, write_gguf
 from tests.settings.flat_settings import changed, settings_of
 
 KS = changed(SETTINGS, num_speculative_tokens=(0, 2, 4, 6))
@@ -167,3 +169,55 @@ def test_a_default_range_measures_only_the_running_k(tmp_path):
 def test_a_requested_k_that_no_server_runs_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"-k 2.*K=0, 4"):
         plan_of(tmp_path, (4, 0))
+
+
+GGUF_PAIRINGS = """\
+targets:
+  big:
+    model: big.gguf
+    drafters:
+      layers: {method: mtp}
+      block: {method: dflash, model: block.gguf}
+      spark: {method: dspark, model: spark.gguf}
+      anchor: {method: dspark, model: anchor.gguf}
+      lookup: {method: ngram}
+"""
+
+
+def test_each_k_that_llama_cpp_limits_is_planned_once(tmp_path, monkeypatch):
+    """Each of several MTP layers drafts one token, and a block all but its first; DSpark also that
+    one if it samples from it."""
+    large, small = {"token_embd.weight": (HIDDEN, NUM_TOKENS)}, {"token_embd.weight": (32, 32)}
+    mtp = {**large, "blk.0.nextn.eh_proj.weight": (32, 2)}
+    write_gguf(tmp_path / "big.gguf", tensors=mtp, llama__nextn_predict_layers=3)
+    of_block: dict[str, Any] = {"general__architecture": "dflash", "dflash__block_size": 6}
+    write_gguf(tmp_path / "block.gguf", tensors=small, **of_block)
+    markov = {**small, "markov_w1.weight": (32, 2)}
+    write_gguf(tmp_path / "spark.gguf", tensors=markov, **of_block)
+    write_gguf(
+        tmp_path / "anchor.gguf", tensors=markov, **of_block, dflash__sample_from_anchor=True
+    )
+    (tmp_path / "pairings.yaml").write_text(GGUF_PAIRINGS)
+    monkeypatch.chdir(tmp_path)
+    ks = (0, 2, 4, 5, 6, 16)
+    settings = settings_of(
+        pairings=("big",),
+        workloads=("chat",),
+        engines=("llama_cpp",),
+        num_speculative_tokens=ks,
+    )
+    (plan,) = plan_run(settings, load_pairings(Path("pairings.yaml")).select(["big"])).targets
+    planned: dict[str, list[int]] = {}
+    for cell in plan.all_cells:
+        planned.setdefault(cell.key.draft.drafter, []).append(cell.key.draft.k)
+    assert planned == {
+        "none": [0],
+        "layers": [2, 3],
+        "block": [2, 4, 5],
+        "spark": [2, 4, 5],
+        "anchor": [2, 4, 5, 6],
+        "lookup": [2, 4, 5, 6, 16],
+    }
+    depths = {"layers": 4, "block": 6, "spark": 6, "anchor": 16}
+    notes = {Kind.K_TOO_DEEP(pairing=f"big/{name}", k=k) for name, k in depths.items()}
+    assert notes <= {*plan.left_out}

@@ -143,7 +143,7 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
     ("arguments", "complaint"),
     [
         ("nobody/draft --engine vllm", "no pairing 'nobody/draft'"),
-        ("tiny/draft --engine ollama", "choose from llama_cpp"),
+        ("tiny/draft --engine ollama", "choose from ik_llama_cpp, llama_cpp"),
         ("tiny/draft --engine vllm --engine-version 0.1", "before 0.30"),
         ("tiny --engine vllm -k 3", "-k 3: name one drafter"),
         ("tiny/draft --engine vllm -k 3 --run x", "exclude each other"),

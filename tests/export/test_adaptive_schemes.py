@@ -20,6 +20,7 @@ SCHEMES = {
     },
     "sglang": {"eagle": ("adaptive",), "eagle3": ("adaptive",)},
     "tensorrt_llm": {},
+    "ik_llama_cpp": dict.fromkeys(METHODS["ik_llama_cpp"], ("autotune",)),
     "llama_cpp": dict.fromkeys(
         ("draft_model", "eagle3", "mtp", "gemma4_mtp", "dflash", "dflash2", "dspark"), ("p_min",)
     ),
@@ -99,7 +100,7 @@ def test_llama_cpp_ends_drafts_by_confidence_if_its_program_can(tmp_path):
     assert llama.adaptive(made, "2026-04", None) == {"p_min": ("--draft-p-min", "0.75")}
     with pytest.raises(UsageError, match="has no --spec-draft-p-min"):
         llama.adaptive(made, None, program(tmp_path, "--draft-min N"))
-    with pytest.raises(UsageError, match=r"--spec-autotune needs flags .*--base-url"):
+    with pytest.raises(UsageError, match="--engine ik_llama_cpp"):
         llama.adaptive(made, None, program(tmp_path, "--spec-type SPEC --spec-autotune"))
 
 

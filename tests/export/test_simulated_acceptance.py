@@ -88,7 +88,12 @@ def test_acceptance_is_simulated_only_on_request_and_above_k_0(engine):
         assert made.acceptance_rule != SIMULATED
 
 
-@pytest.mark.parametrize("engine", SERVERS)
+def test_ik_llama_cpp_cannot_simulate_acceptance():
+    with pytest.raises(UsageError, match=r"ik_llama\.cpp cannot simulate"):
+        export("ik_llama_cpp", simulated("draft_model"))
+
+
+@pytest.mark.parametrize("engine", [name for name in SERVERS if name != "ik_llama_cpp"])
 def test_the_command_line_replays_a_file(engine, tiny_pairings):
     version = {"tensorrt_llm": ("--engine-version", "1.3")}.get(engine, ())
     ran = specbench(

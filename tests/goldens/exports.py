@@ -15,7 +15,12 @@ from specbench.settings import EXPORTED
 from tests.drafters.variants import VARIANTS
 from tests.export.deployments import ONE, SEVERAL, deployment, exported
 
-_OLDER = {"llama_cpp": "2026-04", "tensorrt_llm": "1.3", "vllm": "0.32"}  # releases
+_OLDER = {
+    "ik_llama_cpp": "2026-05",
+    "llama_cpp": "2026-04",
+    "tensorrt_llm": "1.3",
+    "vllm": "0.32",
+}  # releases
 _RULES = {getattr(lossy, name): name for name in ("GREEDY", "MATCHED", "REJECTION")}
 _SETTINGS: dict[str, dict[str, Any]] = {
     "K=4, greedy": {"tiers": ONE},

@@ -71,7 +71,7 @@ def exported(
         acceptance=settings.decoder.simulated,
     )
     exporter = find_exporter(engine)
-    return exporter.export(deployment, _version(engine, settings), exporter.CONFIG_NAME)
+    return exporter.export(deployment, known_version(engine, settings), exporter.CONFIG_NAME)
 
 
 def with_adaptive(settings: RunSettings, plans: Sequence[TargetPlan]) -> RunSettings:
@@ -85,7 +85,7 @@ def with_adaptive(settings: RunSettings, plans: Sequence[TargetPlan]) -> RunSett
     if not settings.draft.adaptive or len(engines) > 1 or engines[0] not in STARTED:
         return settings
     (engine,) = engines
-    exporter, version = find_exporter(engine), _version(engine, settings)
+    exporter, version = find_exporter(engine), known_version(engine, settings)
     schemes: dict[str, tuple[str, ...]] = {}
     of_plans = ((plan, pairing) for plan in plans for pairing in plan.pairings)
     for at, pairing in of_plans:
@@ -118,7 +118,7 @@ def with_adaptive(settings: RunSettings, plans: Sequence[TargetPlan]) -> RunSett
     return replace(settings, servers=replace(servers, variants=variants))
 
 
-def _version(engine: str, settings: RunSettings) -> str | None:
+def known_version(engine: str, settings: RunSettings) -> str | None:
     """The version to write flags for; None if it is unknown."""
     servers = settings.servers
     return servers.engine_version or _installed(engine, servers.engine_python)
@@ -127,7 +127,10 @@ def _version(engine: str, settings: RunSettings) -> str | None:
 @cache
 def _installed(engine: str, python: Path | None) -> str | None:
     """The engine's version in its environment; None if it is unknown."""
-    names = find_served(engine).PROPERTIES.distributions
+    properties = find_served(engine).PROPERTIES
+    if python is not None and properties.ask_version is not None:
+        return properties.ask_version(python)
+    names = properties.distributions
     if python is None or not names:
         return None
     done = _run(python, _ASK_VERSION, *names)

@@ -7,12 +7,13 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Protocol
 
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.deployments import exported, require_module
+from specbench.bench.served.deployments import exported, known_version, require_module
 from specbench.bench.served.running import ExternalServers, ServerHandle
 from specbench.bench.served.sessions import Session, context_needed, cycle_of, served_cells
 from specbench.engines.deployment import Export
@@ -97,10 +98,14 @@ class ManagedServers:
                 await process.wait_until_healthy(
                     client, self._engine.PROPERTIES.health, self._options.start_timeout_s
                 )
+                facts = await self._engine.facts(client, ModelNames.of(self._plan.target, None))
+                if not facts.version:  # its pages do not have it
+                    version = known_version(self._name, self._plan.settings)
+                    facts = replace(facts, version=version or "")
                 yield ServerHandle(
                     engine=self._name,
                     clients=(client,),
-                    facts=await self._engine.facts(client, ModelNames.of(self._plan.target, None)),
+                    facts=facts,
                     command=tuple(start.command),
                     acceptance_rule=start.exported.acceptance_rule,
                     start_s=time.monotonic() - began_s,

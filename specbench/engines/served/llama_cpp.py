@@ -28,8 +28,10 @@ from specbench.engines.deployment import (
     SMALL_MODEL,
     Deployment,
     Export,
+    FirstBuild,
     exported,
     model_name,
+    read_build,
     settings_lost,
 )
 from specbench.engines.served_engine import (
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 PROPERTIES = EngineProperties(
     start_s=5.0,  # it compiles and captures nothing
+    limits_k=True,
     simulated_by=("LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES"),
     unsupported=("tool_choice",),  # its endpoint of completions takes a schema, and no tools
 )
@@ -90,6 +93,11 @@ _REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 def launch(start: StartOptions) -> StartCommand:
     """`exported` is `llama-server --model NAME.gguf ...`; each file is replaced by its path."""
+    return server_command(start, () if start.keeps_prefixes else ("--no-cache-prompt",))
+
+
+def server_command(start: StartOptions, more: Sequence[str] = ()) -> StartCommand:
+    """The command for an address, slots and a context, with these arguments as well."""
     command = list(start.exported)
     for i, word in enumerate(command):
         if word in MODEL_FLAGS and word not in start.arguments:
@@ -100,9 +108,8 @@ def launch(start: StartOptions) -> StartCommand:
     command += ["--metrics", "--parallel", str(start.max_concurrency)]
     if start.context is not None:  # slots share it evenly
         command += ["--ctx-size", str(start.context * start.max_concurrency)]
-    if not start.keeps_prefixes:
-        command += ["--cache-ram", "0", "--no-cache-prompt"]
-    return StartCommand(command=(*command, *start.arguments))
+    command += [] if start.keeps_prefixes else ["--cache-ram", "0"]
+    return StartCommand(command=(*command, *more, *start.arguments))
 
 
 def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
@@ -165,7 +172,7 @@ async def _slots(client: "Client", path: str) -> list[_Slot]:
         client.fail(f"/slots: {invalid_field(error)}")
 
 
-class _TokenStep(NamedTuple):
+class TokenStep(NamedTuple):
     """The totals after a token: tokens, and draft tokens of all rounds so far."""
 
     num_tokens: int
@@ -173,7 +180,9 @@ class _TokenStep(NamedTuple):
     num_accepted: int
 
 
-class _LlamaTimings(Payload):
+class DraftTimings(Payload):
+    """The part of a stream's `timings` that counts draft tokens."""
+
     draft_n: Count = 0
     draft_n_accepted: Count = 0
 
@@ -184,7 +193,7 @@ class _LlamaEvent(Payload):
     tokens_predicted: Count | None = None
     tokens_evaluated: Count | None = None
     stop_type: str | None = None
-    timings: _LlamaTimings = _LlamaTimings()
+    timings: DraftTimings = DraftTimings()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -193,7 +202,7 @@ class _LlamaStream(StreamedResponse):
 
     reports_all_ids: ClassVar[bool] = False
 
-    steps: list[_TokenStep] = field(default_factory=list)
+    steps: list[TokenStep] = field(default_factory=list)
 
     def add(self, event: Mapping[str, Any]) -> None:
         fields = _LlamaEvent.model_validate(event)
@@ -207,7 +216,7 @@ class _LlamaStream(StreamedResponse):
         StreamedResponse.add(self, {"choices": [choice], "usage": usage, "metrics": metrics})
         if fields.tokens and fields.tokens_predicted is not None:
             drafts = fields.timings.draft_n, fields.timings.draft_n_accepted
-            self.steps.append(_TokenStep(fields.tokens_predicted, *drafts))
+            self.steps.append(TokenStep(fields.tokens_predicted, *drafts))
 
 
 class _PromptText(Payload):
@@ -280,16 +289,15 @@ def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
 
 CONFIG_NAME = ""
 
-_CHANGED = date(2026, 5, 16)  # pull request 22673 merged
-_NEW_BUILD, _OLD_BUILD = 9235, 9000  # builds known to be after and before it
-# Methods that came later: the day, and a build that has it. Pull requests 23398, 25173, 27816.
-_LATER = {
-    "gemma4_mtp": (date(2026, 6, 8), 9568),
-    "dspark": (date(2026, 7, 28), 10236),
-    "dflash2": (date(2026, 8, 27), 10760),
+# The days of pull requests, and builds known to be after them.
+_CHANGED = FirstBuild(date(2026, 5, 16), 9235)  # 22673
+_OLD_BUILD = 9000  # known to be before it
+_LATER = {  # methods: 23398, 25173 and 27816
+    "gemma4_mtp": FirstBuild(date(2026, 6, 8), 9568),
+    "dspark": FirstBuild(date(2026, 7, 28), 10236),
+    "dflash2": FirstBuild(date(2026, 8, 27), 10760),
 }
-# Simulated acceptance came with pull request 27711 of August 2026; this build has it.
-_SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
+_SIMULATING = FirstBuild(date(2026, 9, 1), 10919)  # acceptance: 27711, of August
 MODEL_FLAGS = ("--model", "--model-draft")
 _MODEL, _LOOKUP = "draft-simple", "ngram-simple"
 HELP_S = 30.0
@@ -362,14 +370,20 @@ _HYBRIDS = (
 
 def spec_types(command: Sequence[str]) -> frozenset[str]:
     """The values of --spec-type in the help that `llama-server --help` prints; empty if none."""
-    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", _help(command))
+    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", help_of(command))
     return frozenset(re.split(r"[|,]", listed[1])) - {"none"} if listed else frozenset()
 
 
-def _help(command: Sequence[str]) -> str:
+def help_of(command: Sequence[str]) -> str:
     """What the command prints; empty if it does not run."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=HELP_S).stdout
+        return subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=HELP_S,
+        ).stdout
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return ""
 
@@ -377,17 +391,13 @@ def _help(command: Sequence[str]) -> str:
 # A draft ends at a token that the drafter finds less likely: the default of builds until 2026-05,
 # and what pull request 27210 of August 2026 compares its adaptive depth with.
 _P_MIN = "0.75"
-_AUTOTUNE = "--spec-autotune"
+AUTOTUNE = "--spec-autotune"  # of ik_llama.cpp
 
 
 def adaptive(
     deployment: Deployment, version: str | None, program: Path | None
 ) -> dict[str, tuple[str, ...]]:
-    """The drafter's confidence ends a draft (common/speculative.cpp); lookups have none.
-
-    ik_llama.cpp, which tunes its drafts while it serves (pull request 1595; common/spec-tuner.cpp
-    of 2026-08-15), has other flags, and streams no token ids.
-    """
+    """The drafter's confidence ends a draft (common/speculative.cpp); lookups have none."""
     if deployment.p_min:
         raise UsageError(
             f"{deployment.pairing.name}: llama.cpp adapts by a p_min of {_P_MIN} instead of "
@@ -395,14 +405,11 @@ def adaptive(
         )
     flag = "--spec-draft-p-min" if _dialect(version, deployment.method).is_new else "--draft-p-min"
     server = str(program or "llama-server")
-    options = _help((server, "--help"))
+    options = help_of((server, "--help"))
     if options and flag not in options:
         remedy = f"it needs a build that has {flag}"
-        if _AUTOTUNE in options:
-            remedy = (
-                f"ik_llama.cpp's own {_AUTOTUNE} needs flags that specbench does not write: start "
-                "it with and without, and measure each with --engine openai --base-url"
-            )
+        if AUTOTUNE in options:
+            remedy = "it is ik_llama.cpp: use --engine ik_llama_cpp"
         raise UsageError(f"{server} has no {flag}, by which llama.cpp's drafts adapt; {remedy}")
     return {} if deployment.method in LOOKUPS else {"p_min": (flag, _P_MIN)}
 
@@ -430,7 +437,7 @@ class _Dialect(NamedTuple):
 def vocabulary_notes(deployment: Deployment) -> list[str]:
     """common/speculative.cpp compares sizes and tokens. If they differ too much, the server logs
     an error and serves without drafts."""
-    _require_gguf_pair(deployment)
+    require_gguf_pair(deployment)
     target, draft = deployment.vocab_sizes or (0, 0)
     compared = range(FIRST_COMPARED_ID, min(target, draft))
     if abs(target - draft) > MAX_VOCAB_DIFFERENCE:
@@ -443,7 +450,7 @@ def vocabulary_notes(deployment: Deployment) -> list[str]:
     return []
 
 
-def _require_gguf_pair(deployment: Deployment) -> None:
+def require_gguf_pair(deployment: Deployment) -> None:
     """UsageError if llama.cpp would serve without drafts, since a drafter's file has another
     vocabulary, kind or shape than the target needs; ModelError for a broken file."""
     name, target, draft = deployment.pairing.name, deployment.target, deployment.drafter
@@ -470,10 +477,30 @@ def _require_gguf_pair(deployment: Deployment) -> None:
 
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
-    """The command names GGUF files after the models, which must be converted first."""
     dialect = _dialect(version, deployment.method)
+    deployment, command, lost = plain_command(deployment)
+    if deployment.k:
+        if dialect.is_new:  # earlier builds translated drafts
+            vocabulary_notes(deployment)
+        command += _draft_flags(deployment, dialect)
+        if deployment.simulated is not None:
+            if not dialect.simulates:
+                raise UsageError(
+                    f"--simulate-acceptance: {dialect.name} of llama.cpp cannot simulate it; it "
+                    "came with pull request 27711 (--engine-version 2026-09 or later)"
+                )
+            command += ["--spec-synth-rates", ",".join(f"{r:g}" for r in deployment.simulated)]
+        lost += draft_notes(deployment)
+    return exported(deployment, "llama_cpp", dialect.name, command, lost, hybrids=_HYBRIDS)
+
+
+def plain_command(deployment: Deployment) -> tuple[Deployment, list[str], list[str]]:
+    """The deployment with one K, the command that serves its target without drafts, and notes.
+
+    The command names GGUF files after the models, which must be converted first.
+    """
     target = deployment.target
-    command = ["llama-server", MODEL_FLAGS[0], _gguf_name(model_name(target))]
+    command = ["llama-server", MODEL_FLAGS[0], gguf_name(model_name(target))]
     lost = settings_lost(deployment)
     deployment, tiers_lost = deployment.flat()
     lost += tiers_lost
@@ -487,46 +514,21 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if deployment.dtype:
         measured = ", in which it was measured" if deployment.measured_with else ""
         lost.append(f"{deployment.dtype}{measured}: convert with that --outtype")
-    if deployment.k:
-        if dialect.is_new:  # earlier builds translated drafts
-            vocabulary_notes(deployment)
-        command += _draft_flags(deployment, dialect)
-        if deployment.simulated is not None:
-            if not dialect.simulates:
-                raise UsageError(
-                    f"--simulate-acceptance: {dialect.name} of llama.cpp cannot simulate it; it "
-                    "came with pull request 27711 (--engine-version 2026-09 or later)"
-                )
-            command += ["--spec-synth-rates", ",".join(f"{r:g}" for r in deployment.simulated)]
-        lost += _lost(deployment)
-    return exported(deployment, "llama_cpp", dialect.name, command, lost, hybrids=_HYBRIDS)
+    return deployment, command, lost
 
 
 def _dialect(version: str | None, method: str) -> _Dialect:
-    first_day, first_build = _LATER.get(split_set(method)[0], (_CHANGED, 0))
+    first = _LATER.get(split_set(method)[0], _CHANGED)
+    built = read_build(version, _CHANGED)
     if version is None:
-        return _Dialect(f"builds since {first_day}", is_new=True)
-    if match := re.fullmatch(r"b?(\d{4,6})", version.strip()):
-        build = int(match[1])
-        if _OLD_BUILD < build < _NEW_BUILD:
-            raise UsageError(
-                f"--engine-version {version!r}: the flags changed between b{_OLD_BUILD} and "
-                f"b{_NEW_BUILD}; give the build's date, such as 2026-05-16"
-            )
-        is_new, simulates = build >= _NEW_BUILD, build >= _SIMULATING_BUILD
-        return _Dialect(f"b{build}", is_new, simulates, build >= first_build)
-    match = re.fullmatch(r"(\d{4})-(\d{2})(?:-(\d{2}))?", version.strip())
-    try:
-        built = date(*(int(part or 1) for part in match.groups())) if match else None
-    except ValueError:
-        built = None
-    if built is None:
+        return _Dialect(f"builds since {first.day}", is_new=True)
+    if isinstance(built, int) and _OLD_BUILD < built < _CHANGED.number:
         raise UsageError(
-            f"--engine-version {version!r}: expected a date such as 2026-04 or a build such as "
-            f"b{_NEW_BUILD} (llama-server --version)"
+            f"--engine-version {version!r}: the flags changed between b{_OLD_BUILD} and "
+            f"b{_CHANGED.number}; give the build's date, such as {_CHANGED.day}"
         )
-    is_new, simulates = built >= _CHANGED, built >= _SIMULATING
-    return _Dialect(f"builds of {version.strip()}", is_new, simulates, built >= first_day)
+    name = f"b{built}" if isinstance(built, int) else f"builds of {version.strip()}"
+    return _Dialect(name, _CHANGED.is_in(built), _SIMULATING.is_in(built), first.is_in(built))
 
 
 def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
@@ -534,11 +536,11 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
     names = _KINDS if dialect.is_new else {**_KINDS, "string_match": _MODEL}
     kind = deployment.named("llama_cpp", names, _NEAREST, head="an eagle3 head")
     if dialect.is_new and not dialect.has_method:
-        first_day, first_build = _LATER[split_set(deployment.method)[0]]
-        deployment.refuse("llama_cpp", f"a build since {first_day}, such as b{first_build}")
+        first = _LATER[split_set(deployment.method)[0]]
+        deployment.refuse("llama_cpp", f"a build since {first.day}, such as b{first.number}")
     flags = []
     if deployment.drafter is not None:
-        flags += [MODEL_FLAGS[1], _gguf_name(model_name(deployment.drafter))]
+        flags += [MODEL_FLAGS[1], gguf_name(model_name(deployment.drafter))]
     if dialect.is_new:
         is_set = len(deployment.row.parts) > 1
         of_model = min(deployment.k, deployment.whole("model_drafts")) if is_set else k
@@ -558,18 +560,19 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
         return [*flags, "--spec-ngram-size-n", size, "--spec-ngram-size-m", k]
     if kind != _MODEL:
         raise UsageError(
-            f"llama.cpp before {_CHANGED} has no {deployment.method}; nearest: draft_model, or a "
-            "newer build"
+            f"llama.cpp before {_CHANGED.day} has no {deployment.method}; nearest: draft_model, or "
+            "a newer build"
         )
     return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", f"{deployment.p_min:g}"]
 
 
-def _gguf_name(source: str) -> str:
+def gguf_name(source: str) -> str:
     """`owner/Name` -> `Name.gguf`; the name of a GGUF file is not changed."""
     return source if source.endswith(".gguf") else f"{without_owner(source)}.gguf"
 
 
-def _lost(deployment: Deployment) -> list[str]:
+def draft_notes(deployment: Deployment) -> list[str]:
+    """Notes on settings of the drafts that llama.cpp does not have."""
     lost = []
     if deployment.drafter is not None and deployment.drafter.revision:
         lost.append(f"revision {deployment.drafter.revision} of the drafter: convert that one")

@@ -145,7 +145,7 @@ def test_token_ids_are_dropped_if_the_server_omits_one():
 def test_rounds_without_drafts_are_counted_separately():
     """One token from prefill, two plain rounds, then a round of 3 drafts of which 1 is accepted."""
     steps = [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 3, 1), (5, 3, 1)]
-    token_steps = [LLAMA._TokenStep(*step) for step in steps]
+    token_steps = [LLAMA.TokenStep(*step) for step in steps]
     metrics = {"draft_n": 3, "draft_n_accepted": 1, "steps": token_steps}
     counts = LLAMA.counts(StreamedResponse(num_tokens=5, metrics=metrics), 4)
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (3, 1, 1)

@@ -13,11 +13,18 @@ from specbench.records import RequestSettings
 from specbench.servers.client import Client
 from specbench.servers.response import StreamedResponse
 from specbench.settings import SERVED
-from tests.engines.served import test_llama_cpp, test_sglang, test_tensorrt_llm, test_vllm
+from tests.engines.served import (
+    test_ik_llama_cpp,
+    test_llama_cpp,
+    test_sglang,
+    test_tensorrt_llm,
+    test_vllm,
+)
 from tests.engines.served.replay import REQUEST, answer
 from tests.servers.fake_server import FakeServer, serving
 
 PAGES = {
+    "ik_llama_cpp": test_ik_llama_cpp.ANSWERS,
     "llama_cpp": test_llama_cpp.ANSWERS,
     "openai": {},
     "sglang": test_sglang.ANSWERS,
@@ -46,7 +53,7 @@ def test_every_served_engine_has_recorded_pages():
     assert set(PAGES) == set(SERVED)
 
 
-@pytest.mark.parametrize("engine", ["openai", "sglang", "tensorrt_llm", "vllm"])
+@pytest.mark.parametrize("engine", ["ik_llama_cpp", "openai", "sglang", "tensorrt_llm", "vllm"])
 def test_request_settings_are_sent_under_their_api_names(engine):
     [body] = request_body(engine)
     assert body["response_format"] == FORMAT
