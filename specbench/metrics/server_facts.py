@@ -17,11 +17,11 @@ _UNKNOWN = {ABSENT, "", "unknown"}  # as a server's fact; an argument is given o
 # Settings and arguments of vLLM, SGLang and llama.cpp, with `-` for `_`, that change the weights in
 # memory, the arithmetic or the GPUs: seconds under different ones do not compare engines, or K.
 _LIKE_HARDWARE = {
-    *("dtype", "torch-dtype", "quantization", "model-ftype", "load-format"),
+    *("dtype", "torch-dtype", "quantization", "model-ftype", "load-format", "gguf-file"),
     *("kv-cache-dtype", "cache-dtype", "cache-type-k", "cache-type-v", "ctk", "ctv"),
     *("tensor-parallel-size", "tp", "tp-size", "pipeline-parallel-size", "pp", "pp-size"),
     *("data-parallel-size", "dp", "dp-size", "enable-expert-parallel", "ep-size"),
-    *("n-gpu-layers", "gpu-layers", "ngl", "split-mode", "tensor-split", "device"),
+    *("n-gpu-layers", "gpu-layers", "ngl", "split-mode", "tensor-split", "device", "devices"),
 }
 # Addresses, names of the model, and what the server computed itself.
 _NOT_ABOUT_FIGURES = {

@@ -5,6 +5,7 @@ A row is a JSON object, ROW, or a line of a Markdown table with the columns of
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
@@ -40,6 +41,8 @@ from specbench.words.answers import decision_sentence, text
 # Names of flags and settings of servers.
 _KV_TYPE = ("kv_cache_dtype", "cache_dtype", "--kv-cache-dtype")
 _K_TYPE, _V_TYPE = ("--cache-type-k", "-ctk"), ("--cache-type-v", "-ctv")
+_OFFLOADED, _DEVICE = ("-ngl", "--gpu-layers", "--n-gpu-layers"), ("-dev", "--device")
+_GGUF_FILE = "gguf_file"
 _CONTEXT = ("n_ctx", "max_model_len", "context_length")
 _LLAMA_CPP, _ITS_KV_TYPE = "llama_cpp", "f16"  # its default
 
@@ -94,26 +97,34 @@ class _RowSource:
     @property
     def model(self) -> _RowModel | None:
         return self._weights(
-            self.condition.target, {t.name: t.model for t in pairings_of(self.run).targets}
+            self.condition.target,
+            {t.name: t.model for t in pairings_of(self.run).targets},
+            _GGUF_FILE,
         )
 
     @property
     def draft_model(self) -> _RowModel | None:
         of_target = (t for t in pairings_of(self.run).targets if t.name == self.condition.target)
         drafters = {d.name: d.model for t in of_target for d in t.drafters}
-        return self._weights(self.key.draft.drafter, drafters)
+        return self._weights(self.key.draft.drafter, drafters, f"draft_{_GGUF_FILE}")
 
-    def _weights(self, name: str, specs: Mapping[str, ModelSpec | None]) -> _RowModel | None:
-        """The model as it was loaded, or else as its files are here; None: unknown."""
+    def _weights(
+        self, name: str, specs: Mapping[str, ModelSpec | None], setting: str
+    ) -> _RowModel | None:
+        """The model as it was loaded or served, or else as its files are here; None: unknown."""
         spec = specs.get(name)
         loaded = {model for model in self.document.models if model.name == name}
+        named = (spec.folder.name if spec.folder else spec.source) if spec else name
+        served = {file for server in self.servers if (file := server.settings.get(setting))}
+        if len(served) == 1:
+            quantization, _, digest = served.pop().partition(" ")
+            return _RowModel(named, quantization, f"gguf-header:{digest}")
         if len(loaded) == 1:
             (model,) = loaded
             packed = spec.quantization if spec else None
             return _RowModel(model.source, packed or model.dtype, f"weights:{model.content_sha256}")
         if spec is None:
             return _NO_MODEL if name in specs else None
-        named = spec.folder.name if spec.folder else spec.source
         try:
             return self._of_files(named, spec)
         except (ModelError, OSError):  # they are elsewhere
@@ -152,9 +163,14 @@ class _RowSource:
 
     @property
     def backend(self) -> str | None:
-        """Of a server it is unknown: none reports it."""
+        """Of a server it follows from its program's devices, if it was asked for them."""
         device = self.run.environment.device.partition(":")[0]
-        return device or None if self.is_in_process else None
+        if self.is_in_process:
+            return device or None
+        is_off = self._setting(*_OFFLOADED) == "0" or self._setting(*_DEVICE) == "none"
+        devices = "none" if is_off else self._setting("devices") or ""
+        kind = re.match("[a-z]+", devices.lower())
+        return kind and ("cpu" if kind[0] == "none" else kind[0])
 
     @property
     def machine(self) -> str | None:
@@ -234,7 +250,7 @@ ROW = JsonObject(
         "model": Key(Maybe(_MODEL), "the target; null if unknown, as all below"),
         "draft_model": Key(Maybe(_MODEL), "the drafter's own model"),
         "engine_version": Key(str | None, "build of the engine, with its library"),
-        "backend": Key(str | None, "`cpu` or `cuda`; of a server unknown"),
+        "backend": Key(str | None, "`cpu`, `cuda`, `vulkan` or another; null for most servers"),
         "machine": Key(str | None, "its NVIDIA GPU, or else its CPU"),
         "num_gpus": Key(int | None, Doc("GPUs that the server ran on", "GPUs")),
         "kv_type": Key(str | None, "dtype of the KV cache; of keys and values if they differ"),

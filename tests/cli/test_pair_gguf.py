@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from specbench.bench.served import running
+from specbench.files.gguf import read_gguf
 from specbench.metrics import aggregate
 from specbench.servers import process, traffic
 from tests.bench.fake_runs import write_prompts
@@ -279,6 +280,10 @@ def test_a_set_of_a_file_and_a_lookup_can_be_named(tmp_path: Path) -> None:
     }
 
 
+def gguf_hash(file: Path) -> str:
+    return f"gguf-header:{read_gguf(file).header_sha256}"
+
+
 def fake_llama(folder: Path) -> Path:
     """A llama-server that accepts two to three drafts per round."""
     (server := folder / "llama-server").write_text(
@@ -319,6 +324,12 @@ def test_a_set_is_measured_and_its_command_is_printed(
     assert flags["--spec-type"] == "draft-simple,ngram-mod"
     assert (flags["--spec-draft-n-max"], flags["--spec-ngram-mod-n-max"]) == ("3", "4")
     assert (flags["--ctx-size"], flags["-ngl"]) == ("512", "99")
+    before = {name: gguf_hash(tmp_path / name) for name in ("t.gguf", "small.gguf")}
+    write_gguf(tmp_path / "t.gguf", tensors=small)  # what was measured is known all the same
+    ran = specbench("report --row --json", cwd=tmp_path)
+    (row,) = map(json.loads, ran.out.splitlines())
+    assert {row[key]["name"]: row[key]["hash"] for key in ("model", "draft_model")} == before
+    assert row["backend"] == "cuda"
 
 
 def test_a_server_that_lists_no_types_refuses_no_method(tmp_path: Path) -> None:

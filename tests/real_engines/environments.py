@@ -3,9 +3,9 @@
     python tests/real_engines/environments.py
 
 It fills $ENGINES (default: ~/.cache/specbench-engines) with vLLM's build for CPUs in a separate
-environment, llama.cpp's server, built from the sources in the package of its Python binding, and
-the bundled models as GGUF files: 5 GB, and half an hour the first time. pip must find torch's
-builds for CPUs; if it does not, set PIP_EXTRA_INDEX_URL to their index.
+environment, the servers of llama.cpp and ik_llama.cpp, built from the sources in the packages of
+their Python bindings, and the bundled models as GGUF files: 5 GB, and an hour the first time. pip
+must find torch's builds for CPUs; if it does not, set PIP_EXTRA_INDEX_URL to their index.
 """
 
 import os
@@ -21,6 +21,8 @@ ENGINES = Path(os.environ.get("ENGINES") or Path.home() / ".cache" / "specbench-
 VLLM = ENGINES / "vllm" / "bin" / "python"
 LLAMA_CPP = ENGINES / "llama_cpp" / "vendor" / "llama.cpp"
 LLAMA_SERVER = LLAMA_CPP / "build" / "bin" / "llama-server"
+IK_LLAMA_CPP = ENGINES / "ik_llama_cpp" / "vendor" / "ik_llama.cpp"
+IK_SERVER = IK_LLAMA_CPP / "build" / "bin" / "llama-server"
 GGUF = ENGINES / "gguf"
 GLM = (
     ENGINES / "gguf-glm" / "glm.gguf"
@@ -29,7 +31,8 @@ POOR = ENGINES / "gguf-poor" / "poor.gguf"  # elsewhere, so that `pair target.gg
 
 MODELS = Path(__file__).parents[2] / "specbench" / "demo" / "models"
 VLLM_VERSION = "0.32.0"
-LLAMA_CPP_PYTHON_VERSION = "0.3.36"
+LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
+IK_LLAMA_CPP_PYTHON = "ik-llama-cpp-python==0.1.5"
 # Builds for GPUs come with vLLM's build for CPUs, and cannot be imported with its torch.
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 CMAKE_OFF = (
@@ -42,12 +45,23 @@ CMAKE_OFF = (
     "LLAMA_USE_PREBUILT_UI",
     "BUILD_SHARED_LIBS",
 )
+# Its server is one of its examples, and its kernels for all types take longest to build.
+IK_OPTIONS = ("LLAMA_BUILD_EXAMPLES=ON", "GGML_IQK_FA_ALL_QUANTS=OFF")
+# A number of builds is counted in a clone, which the package is not.
+BUILD_INFO = """\
+set(BUILD_NUMBER 0)
+set(BUILD_COMMIT "unknown")
+set(BUILD_COMPILER "${CMAKE_CXX_COMPILER}")
+set(BUILD_TARGET "${CMAKE_SYSTEM_PROCESSOR}")
+configure_file(common/build-info.cpp.in ${CMAKE_CURRENT_SOURCE_DIR}/common/build-info.cpp)
+"""
 
 
 def make_all() -> None:
     """Make all that is missing, or was made from other models."""
     _make_vllm()
-    _make_llama_server()
+    _make_server(LLAMA_CPP_PYTHON, LLAMA_CPP, LLAMA_SERVER)
+    _make_server(IK_LLAMA_CPP_PYTHON, IK_LLAMA_CPP, IK_SERVER, IK_OPTIONS)
     target = MODELS / "target"
     for model, of_target in ((target, None), (MODELS / "draft", None), (MODELS / "eagle3", target)):
         _make_gguf(model, of_target)
@@ -66,28 +80,33 @@ def _make_vllm() -> None:
         _run(VLLM, "-m", "pip", "uninstall", "-q", "-y", *UNFIT)
 
 
-def _make_llama_server() -> None:
-    if LLAMA_SERVER.exists():
+def _make_server(package: str, sources: Path, server: Path, more: Iterable[str] = ()) -> None:
+    """Build the server in the sources of a package, with these options of cmake as well."""
+    if server.exists():
         return
-    tools, built = ENGINES / "build-tools" / "bin", LLAMA_CPP / "build"
-    _make_environment(tools / "python", ["cmake", "ninja"])
-    if not LLAMA_CPP.exists():
-        _unpack(_downloaded(tools / "python"), ENGINES / "llama_cpp")
-    off = [f"-D{name}=OFF" for name in CMAKE_OFF]
-    options = ["-DLLAMA_BUILD_SERVER=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    tools, built = ENGINES / "build-tools" / "bin", sources / "build"
+    if not (tools / "ninja").exists():
+        _make_environment(tools / "python", ["cmake", "ninja"])
+    if not sources.exists():
+        _unpack(_downloaded(tools / "python", package), sources.parents[1])
+    info = sources / "common" / "cmake" / "build-info-gen-cpp.cmake"
+    if not info.exists():  # ik_llama.cpp's package lacks it
+        info.parent.mkdir(exist_ok=True)
+        info.write_text(BUILD_INFO)
+    options = ["LLAMA_BUILD_SERVER=ON", "CMAKE_BUILD_TYPE=Release"]
+    options += [*(f"{name}=OFF" for name in CMAKE_OFF), *more]
     ninja = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
-    _run(tools / "cmake", "-S", LLAMA_CPP, "-B", built, *ninja, *options, *off)
+    _run(tools / "cmake", "-S", sources, "-B", built, *ninja, *(f"-D{o}" for o in options))
     _run(tools / "cmake", "--build", built, "--target", "llama-server")
 
 
-def _downloaded(python: Path) -> Path:
-    folder, name = ENGINES / "sdist", f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}.tar.gz"
-    if not (folder / name).exists():
-        package = "llama-cpp-python"  # only its own wheel is unwanted, not its build tools'
-        only = ["--no-deps", "--no-binary", package, "-d", folder]
-        release = f"{package}=={LLAMA_CPP_PYTHON_VERSION}"
-        _run(python, "-m", "pip", "download", "-q", *only, release)
-    return folder / name
+def _downloaded(python: Path, package: str) -> Path:
+    name, _, version = package.partition("==")
+    archive = ENGINES / "sdist" / f"{name.replace('-', '_')}-{version}.tar.gz"
+    if not archive.exists():
+        only = ["--no-deps", "--no-binary", name, "-d", archive.parent]  # but its build tools'
+        _run(python, "-m", "pip", "download", "-q", *only, package)
+    return archive
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -158,9 +158,9 @@ def test_a_padded_pair_drafts_exactly_if_it_is_exported(tmp_path, padding, draft
     ran = specbench("export", "padded/draft", "--engine", "llama_cpp", "-k", str(K), cwd=folder)
     assert ran.code == (0 if drafts else 2)
     with _server(tmp_path / "0.log", "--model", str(target)) as plain:
-        text, _ = _greedy(plain)
+        text, _ = greedy(plain)
     with _server(tmp_path / "4.log", "--model", str(target), *DRAFTING_K) as server:
-        drafted_text, timings = _greedy(server)
+        drafted_text, timings = greedy(server)
     assert drafted_text == text
     assert (timings.get("draft_n_accepted", 0) > 10) == drafts
 
@@ -266,7 +266,7 @@ def test_pair_prints_a_command_that_starts_a_server_that_drafts(tmp_path):
     command = shlex.split(ran.out.splitlines()[-1])
     assert command[0] == str(LLAMA_SERVER)
     with _server(tmp_path / "log", *command[1:]) as root:
-        _, timings = _greedy(root)
+        _, timings = greedy(root)
     assert timings["draft_n_accepted"] > 0
 
 
@@ -298,7 +298,7 @@ def test_both_methods_of_a_set_draft_by_the_servers_log(tmp_path, name):
     with _server(tmp_path / "log", *command[1:], "--log-verbosity", "4") as root:
         body = {"n_predict": 300, "ignore_eos": True, "temperature": 0, "prompt": _PROMPT}
         request = Request(f"{root}/completion", json.dumps(body).encode())
-        _greedy(root)
+        greedy(root)
         with urlopen(request) as response:
             assert json.load(response)["timings"]["draft_n_accepted"] > 0
     log = (tmp_path / "log").read_text()
@@ -326,7 +326,7 @@ def test_pair_finds_the_mtp_layers_of_a_file_and_a_k_that_pays(tmp_path):
     command = shlex.split(ran.out.splitlines()[-1])
     assert "draft-mtp" in command[command.index("--spec-type") + 1].split(",")
     with process([*command, "--parallel", "1"], tmp_path / "log", cwd=GLM.parent) as (root, _):
-        _, timings = _greedy(root)
+        _, timings = greedy(root)
     assert timings["draft_n_accepted"] > 10
 
 
@@ -342,13 +342,13 @@ def _num_drafted(target: Path, draft: Path, folder: Path) -> int:
     arguments = ("--model", target, "--model-draft", draft, *drafting)
     with _process(folder / "log", *arguments) as (root, server):
         try:
-            return _greedy(root, server)[1].get("draft_n", 0)
+            return greedy(root, server)[1].get("draft_n", 0)
         except URLError:
             assert server.wait(timeout=60) != 0
             return 0
 
 
-def _greedy(root: str, server: subprocess.Popen[bytes] | None = None) -> tuple[str, dict[str, Any]]:
+def greedy(root: str, server: subprocess.Popen[bytes] | None = None) -> tuple[str, dict[str, Any]]:
     """The text of a greedy answer and its timings; URLError if the server does not answer."""
     messages = [{"role": "user", "content": "Write a function that adds two numbers."}]
     body = {"messages": messages, "max_tokens": 64, "temperature": 0, "cache_prompt": False}

@@ -121,6 +121,13 @@ def test_a_served_row_has_the_build_and_what_the_server_reports(tmp_path: Path) 
     assert (row["kv_type"], row["context_limit"]) == ("q8_0 | f16", 4096)
     assert "/home/me" not in json.dumps(row)
 
+    served = [replace(s, settings={"devices": "Vulkan0", "gguf_file": "Q4_K abc"}) for s in servers]
+    row = next(rows(with_gguf(replace(stored, servers=tuple(served)), file)))
+    known = {"name": "t.gguf", "quantization": "Q4_K", "hash": "gguf-header:abc"}
+    assert (row["model"], row["backend"]) == (known, "vulkan")
+    served = [replace(s, command=(*s.command, "-ngl", "0")) for s in served]
+    assert next(rows(with_gguf(replace(stored, servers=tuple(served)), file)))["backend"] == "cpu"
+
     running = [replace(s, command=(), addresses=("http://there",)) for s in servers]
     row = next(rows(with_gguf(replace(stored, servers=tuple(running)), file)))
     assert (row["machine"], row["kv_type"]) == (None, None)

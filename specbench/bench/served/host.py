@@ -99,9 +99,10 @@ class ManagedServers:
                     client, self._engine.PROPERTIES.health, self._options.start_timeout_s
                 )
                 facts = await self._engine.facts(client, ModelNames.of(self._plan.target, None))
-                if not facts.version:  # its pages do not have it
-                    version = known_version(self._name, self._plan.settings)
-                    facts = replace(facts, version=version or "")
+                read = self._engine.PROPERTIES.read_command
+                more = read(start.command) if read and self._options.launch is None else {}
+                version = facts.version or known_version(self._name, self._plan.settings)
+                facts = replace(facts, version=version or "", settings={**facts.settings, **more})
                 yield ServerHandle(
                     engine=self._name,
                     clients=(client,),

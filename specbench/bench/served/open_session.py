@@ -274,13 +274,14 @@ def _other_traffic(
     """Counts above or below those of our requests.
 
     A server may count an end-of-text token that it does not send, and a template's token that is
-    not in `usage`: one per request. A failed request may have been served to its end, and a
-    preempted one prefilled twice.
+    not in `usage`: one per request; and drafts accepted past the end. A failed request may have
+    been served to its end, and a preempted one prefilled twice.
     """
     num = len(requests)
     excess = []
     ours = sum(request.num_output_tokens for request in requests)
-    most = ours + num + num_failed * most_tokens
+    overshot = sum(r.counts.num_overshot for r in requests if r.counts is not None)
+    most = ours + overshot + num + num_failed * most_tokens
     if counted.num_tokens is not None and counted.num_tokens > most:
         excess.append(f"{counted.num_tokens:,.0f} output tokens (ours: {ours:,})")
     prompts = [r.num_prompt_tokens for r in requests if r.finish_reason != "failed"]

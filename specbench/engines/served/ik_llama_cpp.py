@@ -77,7 +77,9 @@ def _version_of(program: Path) -> str | None:
     return next((str(first.day) for sign, first in signs.items() if sign in options), None)
 
 
-PROPERTIES = EngineProperties(start_s=5.0, ask_version=_version_of)
+PROPERTIES = EngineProperties(
+    start_s=5.0, ask_version=_version_of, read_command=llama_cpp.read_command
+)
 COUNTERS = replace(  # its page has no counts of drafts
     llama_cpp.COUNTERS, engine=_NAME, marker="llamacpp:kv_cache_usage_ratio", is_of_model=False
 )

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -44,8 +45,9 @@ from specbench.engines.served_engine import (
     counts_of_sums,
     without_omitted,
 )
-from specbench.errors import RefusedError, UsageError
+from specbench.errors import ModelError, RefusedError, UsageError
 from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, differences, gguf_of
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.model_spec import without_owner
 from specbench.methods import LOOKUPS, MODEL_METHOD, gguf_method, set_name, split_set
 from specbench.records import Request, RequestCounts, RequestSettings
@@ -57,9 +59,36 @@ from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
 if TYPE_CHECKING:
     from specbench.servers.client import Client
 
+# Settings by the command, and flags of the model files that they are about.
+DEVICES, GGUF_FILE = "devices", "gguf_file"
+_FILES = {"--model": GGUF_FILE, "-m": GGUF_FILE}
+_FILES |= {flag: f"draft_{GGUF_FILE}" for flag in ("--model-draft", "-md", "--spec-draft-model")}
+
+
+def read_command(command: Sequence[str]) -> dict[str, str]:
+    """The devices of the program, and the quantization and hash of the header of each model file;
+    what cannot be read is left out."""
+    found = {DEVICES: _devices(command[0])}
+    for flag, name in pairwise(command):
+        if flag in _FILES:
+            with suppress(ModelError, OSError):
+                file = gguf_of(ModelSpec(source=name, folder=Path(name).absolute()))
+                found[_FILES[flag]] = f"{file.quantization} {file.header_sha256}"
+    return {name: value for name, value in found.items() if value}
+
+
+@cache
+def _devices(program: str) -> str:
+    """`CUDA0, CUDA1`; `none` if it computes on the CPU only; empty if unknown."""
+    _, title, listed = help_of((program, "--list-devices")).partition("Available devices:")
+    names = re.findall(r"^ +(\w+): ", listed, re.MULTILINE)
+    return ", ".join(names) or ("none" if title and "(none)" in listed else "")
+
+
 PROPERTIES = EngineProperties(
     start_s=5.0,  # it compiles and captures nothing
     limits_k=True,
+    read_command=read_command,
     simulated_by=("LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES"),
     unsupported=("tool_choice",),  # its endpoint of completions takes a schema, and no tools
 )

@@ -14,6 +14,7 @@ from typing import Any
 from tests.bench.served.fake_vllm import Engine, Handler, option
 
 HELP = "--spec-type none,draft-simple,ngram-simple,ngram-mod"
+DEVICES = "Available devices:\n  CUDA0: Made-up GPU (24214 MiB, 23000 MiB free)"
 ROUND_S = 0.01  # much longer than a busy machine takes for the events of a round
 
 
@@ -102,6 +103,9 @@ class LlamaHandler(Handler):
 def main() -> None:
     if "--help" in sys.argv:
         print(HELP)
+        return
+    if "--list-devices" in sys.argv:
+        print(DEVICES)
         return
     kind = option("--spec-type")
     flag = "--spec-ngram-mod-n-max" if "ngram-mod" in kind else "--spec-draft-n-max"

@@ -134,6 +134,12 @@ def test_extra_output_tokens_indicate_another_client(num_tokens, expected):
     )
 
 
+def test_drafts_past_the_end_may_count_as_output_tokens():
+    for num_tokens, is_foreign in ((36.0, False), (37.0, True)):
+        texts = problems(requests(3, COUNTS), 2, num_tokens=num_tokens)
+        assert [FOREIGN in text for text in texts] == [True] * is_foreign
+
+
 @pytest.mark.parametrize(
     ("counted", "is_foreign"),
     [

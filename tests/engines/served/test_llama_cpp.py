@@ -8,8 +8,11 @@ import pytest
 
 from specbench.engines.served_engine import find_served
 from specbench.errors import UsageError
+from specbench.files.gguf import read_gguf
 from specbench.servers.client import StreamedResponse
 from tests.engines.served.replay import REQUEST, answer, facts, recorded, start
+from tests.export.test_adaptive_schemes import program
+from tests.gguf_files import write_gguf
 
 LLAMA = find_served("llama_cpp")
 SERVER = {
@@ -91,6 +94,22 @@ def test_facts_of_a_llama_cpp_server_are_read_from_its_pages():
     assert info.context == 1024  # of a slot
     assert facts("llama_cpp", SERVER | {"/props": "{}"}).context is None
     assert info.prefix_cache.value == "by request"
+
+
+@pytest.mark.parametrize(
+    ("listed", "devices"),
+    [
+        ("Available devices:\n  CUDA0: A (1 MiB)\n  CUDA1: B (1 MiB)", "CUDA0, CUDA1"),
+        ("Available devices:\n  (none)", "none"),
+        ("unknown argument: --list-devices", None),
+    ],
+)
+def test_devices_and_files_are_those_of_the_command(tmp_path, listed, devices):
+    server, file = program(tmp_path, listed), write_gguf(tmp_path / "t.gguf")
+    header = f"Q8_0 {read_gguf(file).header_sha256}"
+    words = ("--model", str(file), "--model-draft", str(tmp_path / "absent.gguf"))
+    found = LLAMA.read_command((str(server), *words))
+    assert (found.pop("devices", None), found) == (devices, {"gguf_file": header})
 
 
 def test_k_is_read_from_idle_slots_or_from_counters_after_a_draft():
