@@ -96,7 +96,8 @@ def plan_run(
             "use --concurrency 1, or add the engine builtin"
         )
     of_targets = settings
-    if settings.draft.is_default_range and set(load.engines) & set(SERVED):
+    is_long = len(settings.draft.num_speculative_tokens or ()) > len(SERVED_KS)
+    if settings.draft.is_default_range and is_long and set(load.engines) & set(SERVED):
         few = replace(settings.draft, num_speculative_tokens=SERVED_KS)
         of_targets = replace(settings, draft=few)
     _check_lossy(settings, pairings)

@@ -420,7 +420,7 @@ def _measure_gguf(
     settings = of_pairings(settings, pairings)
     plan = preflight(settings, pairings, call.runs_dir)
     require_startable(plan.targets)
-    run = run_planned(_fitted(plan), call.runs_dir)
+    run = run_planned(fitted(plan), call.runs_dir)
     require_measured(run)
     measured = build_document(run)
     ranked = rank(measured.decisions, measured.cells, (), aggregate_run(run))
@@ -456,7 +456,7 @@ def _ctx_size(call: PairOptions) -> int | None:
     return int(sizes[-1]) or None if sizes else None
 
 
-def _fitted(plan: "RunPlan") -> "RunPlan":
+def fitted(plan: "RunPlan") -> "RunPlan":
     """The plan with the prompts that fit the budget, by a session that is timed first; prints
     the minutes that this takes."""
     from specbench.bench.served.sessions import cycle_of, served_cells
@@ -475,12 +475,13 @@ def _fitted(plan: "RunPlan") -> "RunPlan":
 
     draft = target.settings.draft
     if draft.is_default_range and times.least_s(*size(target)) > budget_s:
-        few = replace(draft, num_speculative_tokens=FEWEST_KS)
-        target = replace(target, settings=replace(target.settings, draft=few))
+        draft = replace(draft, num_speculative_tokens=FEWEST_KS)
+        target = replace(target, settings=replace(target.settings, draft=draft))
     num, sessions = size(target)
     effort = replace(effort, num_prompts=num)
     target = replace(target, settings=replace(target.settings, effort=effort))
-    plan = replace(plan, settings=replace(plan.settings, effort=effort), targets=(target,))
+    settings = replace(plan.settings, draft=draft, effort=effort)  # a resumed run keeps both
+    plan = replace(plan, settings=settings, targets=(target,))
     least_s = times.least_s(num, sessions)
     longest_s = times.longest_s(num, sessions)
     typer.echo(

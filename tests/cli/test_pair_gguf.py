@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from specbench.bench.served import running
+from specbench.bench.planning import SERVED_KS, plan_run
+from specbench.bench.served import running, trial
+from specbench.cli.pair import FEWEST_KS, fitted
 from specbench.files.gguf import read_gguf
+from specbench.inputs.config import load_pairings
 from specbench.metrics import aggregate
 from specbench.servers import process, traffic
 from tests.bench.fake_runs import write_prompts
@@ -19,6 +22,7 @@ from tests.bench.served import fake_llama as fake_llama_server
 from tests.cli.calls import specbench
 from tests.examples import ROOT, examples
 from tests.gguf_files import HIDDEN, KV_BYTES, NUM_TOKENS, TOKENS, write_gguf
+from tests.settings.flat_settings import settings_of
 
 
 def more_tokens(count: int) -> tuple[str, ...]:
@@ -330,6 +334,34 @@ def test_a_set_is_measured_and_its_command_is_printed(
     (row,) = map(json.loads, ran.out.splitlines())
     assert {row[key]["name"]: row[key]["hash"] for key in ("model", "draft_model")} == before
     assert row["backend"] == "cuda"
+
+
+def test_a_range_shortened_for_a_budget_stays_short_if_the_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_gguf(tmp_path / "t.gguf")
+    (tmp_path / "pairings.yaml").write_text(
+        "targets: {t: {model: t.gguf, drafters: {a: {method: draft_model, model: t.gguf}}}}"
+    )
+    pairings = load_pairings(tmp_path / "pairings.yaml").all
+    prompts = write_prompts(tmp_path / "talk.jsonl", [f"prompt {i}" for i in range(12)])
+    settings = settings_of(
+        pairings=("t",),
+        workloads=(str(prompts),),
+        engines=("llama_cpp",),
+        budget_s=60.0,
+        num_speculative_tokens=tuple(range(9)),
+        is_default_range=True,
+    )
+    monkeypatch.setattr(trial, "try_session", lambda *_: trial.TrialTimes(10.0, 1.0))
+    plan = fitted(plan_run(settings, pairings))
+    again = plan_run(plan.settings, pairings)
+    for planned in (plan, again):
+        (target,) = planned.targets
+        assert target.ks(pairings[0]) == FEWEST_KS
+    (longer,) = plan_run(settings, pairings).targets
+    assert longer.ks(pairings[0]) == SERVED_KS
 
 
 def test_a_server_that_lists_no_types_refuses_no_method(tmp_path: Path) -> None:

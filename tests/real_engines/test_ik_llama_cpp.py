@@ -62,4 +62,4 @@ def test_the_exported_command_starts_a_server_that_drafts(tuned, tmp_path):
 
 
 def test_the_build_is_known_by_its_help():
-    assert known_version("ik_llama_cpp", settings_of(engine_python=IK_SERVER)) == "2026-04-08"
+    assert known_version("ik_llama_cpp", settings_of(pairings=(), engine_python=IK_SERVER)) == "2026-04-08"
