@@ -66,7 +66,8 @@ class EngineProperties:
 
     module: str | None = None  # its Python module; None: it is a program
     distributions: tuple[str, ...] = ()  # names of its packages, other builds included
-    ask_version: Callable[[Path], str | None] | None = None  # of a program, by its help
+    # The version of a program, by its help; of None: of the one on the PATH.
+    ask_version: Callable[[Path | None], str | None] | None = None
     # Settings that its pages lack, of a server that the command started.
     read_command: Callable[[Sequence[str]], dict[str, str]] | None = None
     start_s: float = 90.0  # an estimate until it has served the target

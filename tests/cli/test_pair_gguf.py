@@ -21,6 +21,7 @@ from tests.bench.fake_runs import write_prompts
 from tests.bench.served import fake_llama as fake_llama_server
 from tests.cli.calls import specbench
 from tests.examples import ROOT, examples
+from tests.export.test_adaptive_schemes import program
 from tests.gguf_files import HIDDEN, KV_BYTES, NUM_TOKENS, TOKENS, write_gguf
 from tests.settings.flat_settings import settings_of
 
@@ -334,6 +335,14 @@ def test_a_set_is_measured_and_its_command_is_printed(
     (row,) = map(json.loads, ran.out.splitlines())
     assert {row[key]["name"]: row[key]["hash"] for key in ("model", "draft_model")} == before
     assert row["backend"] == "cuda"
+
+
+def test_the_server_of_ik_llama_cpp_is_refused_by_its_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "t.gguf")
+    server = program(tmp_path, "--spec-type Name --spec-autotune")
+    ran = specbench(f"pair t.gguf --dry-run --engine-python {server}", cwd=tmp_path)
+    assert ran.code == 2
+    assert "--engine ik_llama_cpp" in ran.err
 
 
 def test_a_range_shortened_for_a_budget_stays_short_if_the_run_is_resumed(

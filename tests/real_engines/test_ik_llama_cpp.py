@@ -5,13 +5,11 @@ import shlex
 
 import pytest
 
-from specbench.bench.served.deployments import known_version
 from specbench.metrics.aggregate import aggregate_run
 from specbench.report.document import build_document
 from tests.real_engines.environments import GGUF, IK_SERVER
 from tests.real_engines.sweeps import K, Sweep, faults_of_streams, process, specbench, sweep
 from tests.real_engines.test_llama_cpp import greedy
-from tests.settings.flat_settings import settings_of
 
 pytestmark = pytest.mark.engines
 
@@ -59,7 +57,3 @@ def test_the_exported_command_starts_a_server_that_drafts(tuned, tmp_path):
     with process([IK_SERVER, *command[1:], *ONE_THREAD], tmp_path / "log") as (root, _):
         _, timings = greedy(root)
     assert timings["draft_n_accepted"] > 10
-
-
-def test_the_build_is_known_by_its_help():
-    assert known_version("ik_llama_cpp", settings_of(pairings=(), engine_python=IK_SERVER)) == "2026-04-08"

@@ -121,16 +121,16 @@ def with_adaptive(settings: RunSettings, plans: Sequence[TargetPlan]) -> RunSett
 def known_version(engine: str, settings: RunSettings) -> str | None:
     """The version to write flags for; None if it is unknown."""
     servers = settings.servers
+    ask = find_served(engine).PROPERTIES.ask_version
+    if servers.engine_version is None and servers.launch is None and ask is not None:
+        return ask(servers.engine_python)
     return servers.engine_version or _installed(engine, servers.engine_python)
 
 
 @cache
 def _installed(engine: str, python: Path | None) -> str | None:
     """The engine's version in its environment; None if it is unknown."""
-    properties = find_served(engine).PROPERTIES
-    if python is not None and properties.ask_version is not None:
-        return properties.ask_version(python)
-    names = properties.distributions
+    names = find_served(engine).PROPERTIES.distributions
     if python is None or not names:
         return None
     done = _run(python, _ASK_VERSION, *names)

@@ -67,12 +67,13 @@ _FIRST = {
 }
 
 
-def _version_of(program: Path) -> str | None:
+def _version_of(program: Path | None) -> str | None:
     """The program's build; if it was not made from a clone, the first day of a build with the
     flags in its help; None: unknown."""
-    if number := re.search(r"version: (\d{4,})", help_of((str(program), "--version"))):
+    name = str(program or "llama-server")
+    if number := re.search(r"version: (\d{4,})", help_of((name, "--version"))):
         return f"b{number[1]}"
-    options = help_of((str(program), "--help"))
+    options = help_of((name, "--help"))
     signs = {"--spec-type SPEC": _STAGES, AUTOTUNE: _TUNING, "-mtp": _MTP}
     return next((str(first.day) for sign, first in signs.items() if sign in options), None)
 
@@ -128,7 +129,8 @@ class _IkStream(StreamedResponse):
 async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """Stream the response without ids, with the counts of each round.
 
-    A draft model drafts all of an answer that it knows if the same prompt comes twice in a row.
+    The server also takes `speculative.n_max` and `speculative.p_min` of a request. Its draft model
+    repeats what it knows of the last answer if the same prompt comes twice in a row.
     """
     fields = {
         **request_fields(model, request),
@@ -250,7 +252,7 @@ def adaptive(
 ) -> dict[str, tuple[str, ...]]:
     """A bandit tries lengths from 1 to 16 or K, whichever is more, and keeps the fastest
     (common/spec-tuner.cpp)."""
-    built = read_build(version or (program and _version_of(program)) or None, _STAGES)
+    built = read_build(version or _version_of(program), _STAGES)
     if not _TUNING.is_in(built):
         raise UsageError(f"{AUTOTUNE} of ik_llama.cpp needs a build since {_TUNING.day}")
     return {"autotune": (AUTOTUNE,)} if deployment.method in _KINDS else {}

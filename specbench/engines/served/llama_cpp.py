@@ -398,8 +398,18 @@ _HYBRIDS = (
 
 
 def spec_types(command: Sequence[str]) -> frozenset[str]:
-    """The values of --spec-type in the help that `llama-server --help` prints; empty if none."""
-    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", help_of(command))
+    """The values of --spec-type in the help that `llama-server --help` prints; empty if none.
+
+    UsageError if it is ik_llama.cpp's.
+    """
+    options = help_of(command)
+    if AUTOTUNE in options:
+        raise UsageError(
+            f"{command[0]} is ik_llama.cpp, and `pair` measures on llama.cpp: give its "
+            "llama-server as --engine-python, or use sweep-k --engine ik_llama_cpp --target "
+            "TARGET.gguf --draft DRAFT"
+        )
+    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", options)
     return frozenset(re.split(r"[|,]", listed[1])) - {"none"} if listed else frozenset()
 
 
