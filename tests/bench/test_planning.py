@@ -10,7 +10,9 @@ from specbench.bench.benchmark import plan_warnings
 from specbench.bench.plan import DEFAULT_K, TargetPlan
 from specbench.bench.planning import plan_run
 from specbench.errors import UsageError
+from specbench.files.gguf import read_gguf
 from specbench.inputs.config import load_pairings
+from specbench.methods import gguf_depth
 from specbench.records import DraftConfig, Kind
 from specbench.report.document import Document, build_document
 from specbench.report.notes import run_warnings
@@ -185,8 +187,8 @@ targets:
 
 
 def test_each_k_that_llama_cpp_limits_is_planned_once(tmp_path, monkeypatch):
-    """Each of several MTP layers drafts one token, and a block all but its first; DSpark also that
-    one if it samples from it."""
+    """Each of several MTP layers drafts one token, and a single one all; a block all but its first,
+    and DSpark also that one if it samples from it."""
     large, small = {"token_embd.weight": (HIDDEN, NUM_TOKENS)}, {"token_embd.weight": (32, 32)}
     mtp = {**large, "blk.0.nextn.eh_proj.weight": (32, 2)}
     write_gguf(tmp_path / "big.gguf", tensors=mtp, llama__nextn_predict_layers=3)
@@ -221,3 +223,5 @@ def test_each_k_that_llama_cpp_limits_is_planned_once(tmp_path, monkeypatch):
     depths = {"layers": 4, "block": 6, "spark": 6, "anchor": 16}
     notes = {Kind.K_TOO_DEEP(pairing=f"big/{name}", k=k) for name, k in depths.items()}
     assert notes <= {*plan.left_out}
+    one = write_gguf(tmp_path / "one.gguf", tensors=mtp, llama__nextn_predict_layers=1)
+    assert gguf_depth("mtp", read_gguf(one)) is None
