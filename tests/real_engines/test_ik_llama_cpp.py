@@ -54,6 +54,7 @@ def test_the_exported_command_starts_a_server_that_drafts(tuned, tmp_path):
     ran = specbench("export", "demo/draft", "--engine", "ik_llama_cpp", *words, cwd=GGUF)
     command = shlex.split(json.loads(ran.out)["command_line"])
     assert "--draft-max" in command
-    with process([IK_SERVER, *command[1:], *ONE_THREAD], tmp_path / "log") as (root, _):
+    command += ["--ctx-size", "1024", *ONE_THREAD]  # as a comment of the export asks
+    with process([IK_SERVER, *command[1:]], tmp_path / "log") as (root, _):
         _, timings = greedy(root)
     assert timings["draft_n_accepted"] > 10

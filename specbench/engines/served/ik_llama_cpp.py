@@ -220,6 +220,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         vocabulary_notes(deployment)
         command += _draft_flags(deployment, built)
         lost += draft_notes(deployment)
+        if deployment.drafter is not None:
+            lost.append("the context: add --ctx-size N; without it the server does not draft")
     name = f"builds since {_STAGES.day}" if version is None else f"builds of {version.strip()}"
     return exported(deployment, _NAME, name, command, lost)
 

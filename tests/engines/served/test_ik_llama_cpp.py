@@ -112,6 +112,12 @@ def test_a_stage_has_k_and_what_else_the_method_sets():
     assert command[3:] == ("-mtp", "--draft-max", "3", "--draft-min", "0", "--draft-p-min", "0")
 
 
+def test_an_export_with_a_draft_model_asks_for_a_context():
+    for method, asks in (("draft_model", True), ("mtp", False)):
+        notes = exported("ik_llama_cpp", deployment(method)).not_expressed
+        assert any("--ctx-size" in note for note in notes) == asks
+
+
 def test_a_build_is_asked_for_its_number_or_else_for_its_flags(tmp_path):
     ask = IK.PROPERTIES.ask_version
     assert ask(program(tmp_path, "version: 4840 (8337e4cd)")) == "b4840"
