@@ -131,16 +131,17 @@ async def send_all(
     concurrency: int = 1,
     request_rate: float | None = None,
     seed: int = 0,
+    ends_at_loss: bool = False,
 ) -> Traffic:
     """Send the requests of `concurrency` concurrent users.
 
     Each begins a new conversation when the last one is answered. With a `request_rate`, that many
-    conversations per second begin at Poisson times instead. None begins after a request is lost,
-    because the server has ended, hangs or is full.
+    conversations per second begin at Poisson times instead. With `ends_at_loss` none begins after
+    a request is lost, because the server has ended, hangs or is full.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
-    users = _Users(requests, clients, send)
+    users = _Users(requests, clients, send, ends_at_loss=ends_at_loss)
     if request_rate is None:
         return await users.traffic(users.take_turns(concurrency))
     return await users.traffic(users.arrive(request_rate, seed))
@@ -149,8 +150,16 @@ async def send_all(
 class _Users:
     """The users' conversations, and the answers so far."""
 
-    def __init__(self, requests: Sequence[Request], clients: Sequence[Client], send: Send) -> None:
-        self._requests, self._clients, self._send = requests, clients, send
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        clients: Sequence[Client],
+        send: Send,
+        *,
+        ends_at_loss: bool,
+    ) -> None:
+        self._requests, self._send, self._ends_at_loss = requests, send, ends_at_loss
+        self._clients = clients
         self._answered: dict[int, StreamedResponse] = {}
         self._num_begun = 0
         self._is_over = False  # whether no conversation begins any more
@@ -193,7 +202,7 @@ class _Users:
             answer = await self._ask(self._requests[i], client, answers)
             self._answered[i] = answer
             if answer.error is not None:
-                self._is_over |= answer.is_lost
+                self._is_over |= answer.is_lost and self._ends_at_loss
                 error = f"not sent: request {i} of its conversation failed"
                 left = conversation[conversation.index(i) + 1 :]
                 self._answered |= {

@@ -82,11 +82,13 @@ class LosingClient(PacedClient):
 
 
 @pytest.mark.parametrize("load", [{"request_rate": 4.0, "seed": 7}, {"concurrency": 1}], ids=str)
-def test_no_request_is_sent_after_one_is_lost(load):
+def test_no_request_is_sent_after_a_loss_that_ends_the_session(load):
     requests = [request(i) for i in range(8)]
-    client = LosingClient()
-    in_virtual_time(send_all(requests, [client], **load))
-    assert client.served == [0, 1, 2]
+    ending, going_on = LosingClient(), LosingClient()
+    in_virtual_time(send_all(requests, [ending], ends_at_loss=True, **load))
+    in_virtual_time(send_all(requests, [going_on], **load))
+    assert ending.served == [0, 1, 2]
+    assert going_on.served == [*range(8)]
 
 
 def test_arrival_times_equal_those_for_served_engines():

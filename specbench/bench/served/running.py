@@ -154,6 +154,7 @@ class ServerHandle:
             concurrency=concurrency,
             request_rate=request_rate,
             seed=seed,
+            ends_at_loss=True,
         )
 
     async def ask(self, requests: Sequence[Request], *, concurrency: int) -> list[StreamedResponse]:
