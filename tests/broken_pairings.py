@@ -213,7 +213,7 @@ BROKEN_PAIRINGS = [
     _drafter(
         "an unknown method",
         6,
-        "method.*'draft-model'.*'draft_model'.*dflash, draft_model",
+        "method.*'draft-model'.*'draft_model'.*dflash2, draft_model",
         "method: draft-model",
     ),
     _drafter("a draft model without a model", 5, "`model`", "method: draft_model"),

@@ -131,7 +131,7 @@ def recognizes(result: ResultObject) -> bool:
 
 def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
     """The answer as a cell of its own: the machine, the build and the run stand as its variant, so
-    that rows of different people are neither pooled nor compared as one setting."""
+    that rows of different people are not pooled."""
     row = _of_table(result) if MARK not in result.values else result
     if row.values[MARK] != VERSION:
         row.fail(MARK, f"{VERSION} is read, not {str(row.values[MARK])[:40]}; update specbench")
@@ -183,7 +183,7 @@ def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
             "request_settings": row.text("request_settings"),
             "p_min": row.number("p_min") or None,
             "lossy": row.text("lossy"),
-            "variant": f"theirs ({', '.join(theirs or [row.place])})",
+            "variant": f"theirs ({', '.join(theirs)})",
         },
         stated=_stated(row),
     )

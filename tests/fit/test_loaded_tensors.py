@@ -173,8 +173,9 @@ def test_code_of_its_own_that_is_trusted_is_not_run_and_may_read_integers(tmp_pa
 
 def leave_out_torch(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     """As in a process that has not imported it, with these folders first on its path."""
-    path = [*map(str, folders), *sys.path]
-    own = SimpleNamespace(modules={}, executable=sys.executable, path=path)
+    for folder in folders:
+        monkeypatch.syspath_prepend(folder)
+    own = SimpleNamespace(modules={}, executable=sys.executable)
     monkeypatch.setattr(loaded_tensors, "sys", own)
     loaded_tensors._answer.cache_clear()
 

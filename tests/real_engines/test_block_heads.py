@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.cli.calls import specbench
 from tests.real_engines import make_gguf
 from tests.real_engines.environments import LLAMA_CPP, MODELS
-from tests.real_engines.test_llama_cpp import _greedy, _server
+from tests.real_engines.test_llama_cpp import _server, greedy
 from tests.tiny_models import change_config, write_head, write_model
 
 pytestmark = pytest.mark.engines
@@ -69,9 +69,9 @@ def test_the_exported_line_starts_a_server_that_accepts_drafts(folder, tmp_path,
     ran = specbench("export", f"few/{method}", "--engine", "llama_cpp", "-k", "4", cwd=folder)
     command = shlex.split(ran.out.splitlines()[-1])
     with _server(tmp_path / "0.log", "--model", str(folder / "target.gguf")) as plain:
-        text, _ = _greedy(plain)
+        text, _ = greedy(plain)
     with _server(tmp_path / "4.log", *command[1:]) as server:
-        drafted_text, timings = _greedy(server)
+        drafted_text, timings = greedy(server)
     print(method, timings["draft_n_accepted"], "of", timings["draft_n"])
     assert drafted_text == text
     assert timings["draft_n_accepted"] > 3

@@ -110,6 +110,7 @@ def busy_windows(rng, engine, length, concurrency, chances):
         easier[ended] = rng.normal(0, 0.08, ended.sum())
 
 
+@pytest.mark.sampled(one_in=3, every=["engine", "length", "concurrency"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama_cpp"])
 @pytest.mark.parametrize("length", [1, 4, 13])
 @pytest.mark.parametrize("concurrency", [1, 16])
@@ -128,6 +129,7 @@ def test_requests_that_last_for_many_windows_give_no_alarm(engine, length, concu
     assert alarmed <= 1
 
 
+@pytest.mark.sampled(one_in=3, every=["engine", "length", "concurrency"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama_cpp"])
 @pytest.mark.parametrize("length", [1, 4, 13])
 @pytest.mark.parametrize("concurrency", [1, 16])
