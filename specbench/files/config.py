@@ -358,6 +358,8 @@ def require_layers(fields: Fields) -> None:
         fields.fail("hidden_act", "an activation that transformers has")
     for name in ("rms_norm_eps", "rope_theta"):
         fields.above_0(name)
+    if isinstance(fields.values.get("rms_norm_eps"), int):  # refused by transformers
+        fields.fail("rms_norm_eps", "a fraction, such as 1e-6")
     for name in ("attention_dropout", "initializer_range"):
         fields.number(name)
     for name in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"):

@@ -11,7 +11,6 @@ from specbench.errors import ModelError
 from specbench.files.config import (
     DENSE,
     LAYER_NEEDS,
-    MOST_LAYERS,
     SIZES,
     Fields,
     layer_shapes,
@@ -97,9 +96,9 @@ SPECULATORS_FAMILIES: Mapping[str, Family] = {
         for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")
     },
 }
-_MTP_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok")
+_MTP_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size")
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-_MOST_EXPERTS = 2**16  # each has names of its own
+_MOST_EXPERTS, _MOST_MTP_LAYERS = 2**16, 64  # each has names of its own
 _OF_PACKED = ("_scale", "_scale_inv", "_packed")  # tensors that plain weights do not have
 _COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 
@@ -132,7 +131,7 @@ def family_of(files: HeadFiles[Shaped]) -> Family:
 def num_mtp_layers(files: HeadFiles[Shaped]) -> int:
     """The number in the config; some families have no such field and one layer."""
     fields = files.fields if files.fields.has(SPECULATORS) else text_fields(files)
-    declared = (fields.whole(name, most=MOST_LAYERS) for name in _COUNTS)
+    declared = (fields.whole(name, most=_MOST_MTP_LAYERS) for name in _COUNTS)
     counts = [count for count in declared if count is not None]
     if 0 in counts:
         raise ModelError(f"{files.source}: its config says that it has no MTP layers")
@@ -181,8 +180,10 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     fields = text_fields(files)
     for name in (*SIZES, *_MTP_SIZES):
         fields.whole(name, least=1)
-    for name in _EXPERTS:
-        fields.whole(name, most=_MOST_EXPERTS)
+    experts = max(fields.whole(name, most=_MOST_EXPERTS) or 0 for name in _EXPERTS) or None
+    fields.whole("num_experts_per_tok", least=1, most=experts)
+    groups = fields.whole("n_group", least=1, most=experts)
+    fields.whole("topk_group", least=1, most=groups)
     if family_of(files).decoder in DENSE:
         fields.require(*LAYER_NEEDS)
     require_layers(fields)

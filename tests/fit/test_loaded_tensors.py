@@ -426,3 +426,24 @@ def test_more_experts_than_any_model_has_are_refused_before_their_names_are_list
         if finding.level != "ok"
     ]
     assert field in refused.reason
+
+
+@pytest.mark.parametrize("mixture", ["glm4_moe"], indirect=True)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_experts_per_tok", 9),
+        ("num_nextn_predict_layers", 1_000),
+        ("rms_norm_eps", 1),
+        ("n_group", 0),
+        ("topk_group", 2),
+    ],
+)
+def test_sizes_with_which_mtp_layers_cannot_run_are_refused(mixture, field, value):
+    wrong = change_config(mixture, **{field: value})
+    (refused,) = [
+        finding
+        for finding in head_findings(wrong, wrong, find_method("mtp"))
+        if finding.level != "ok"
+    ]
+    assert field in refused.reason
