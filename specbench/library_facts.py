@@ -99,10 +99,11 @@ _LOADER = {
 }
 
 
-def load_on_meta(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def load_on_meta(model: Any, tensors: Mapping[str, Any], quantizer: Any = None) -> dict[str, Any]:
     """transformers' account of loading these tensors of the meta device into a model there.
 
-    It renames, joins and splits them as it does for real ones, and reads nothing. The account is
+    It renames, joins and splits them as it does for real ones, and reads nothing. `quantizer` is
+    transformers' one for a stored format, which has prepared the model. The account is
     that of `from_pretrained`, and conversion_errors by name. Imports torch. LibraryError.
     """
     loaders = []
@@ -112,7 +113,11 @@ def load_on_meta(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
                 raise outdated_fact(f"{module} has no {name}")
             loaders.append(value)
     get_conversions, convert, make_config = loaders
-    config = make_config(device_map={"": "meta"}, weight_mapping=get_conversions(model))
+    config = make_config(
+        device_map={"": "meta"},
+        weight_mapping=get_conversions(model, None, quantizer),
+        hf_quantizer=quantizer,
+    )
     account, _ = convert(model, tensors, config)
     model.tie_weights(missing_keys=account.missing_keys, recompute_mapping=False)
     model._adjust_missing_and_unexpected_keys(account)

@@ -385,6 +385,22 @@ def require_layers(fields: Fields) -> None:
         rope.numbers_above_0(name, int(head_size(fields) * share) // 2)
 
 
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+_MOST_EXPERTS = 2**16  # each has names of its own
+ROUTING = (*_EXPERTS, "num_experts_per_tok", "n_group", "topk_group")
+
+
+def require_routing(fields: Fields) -> None:
+    """Raise ModelError for numbers with which no router of a mixture of experts can choose."""
+    experts = max(fields.whole(name, most=_MOST_EXPERTS) or 0 for name in _EXPERTS)
+    if experts:
+        fields.whole("num_experts_per_tok", least=1, most=experts)
+        groups = fields.whole("n_group", least=1, most=experts)
+        if groups and experts % groups:
+            fields.fail("n_group", f"a divisor of the number of experts, {experts}")
+        fields.whole("topk_group", least=1, most=groups)
+
+
 def _rope(fields: Fields) -> Fields | None:
     """The first section about rotary positions that is not empty; the older name comes first."""
     sections = (fields.section(name) for name in ("rope_scaling", "rope_parameters"))

@@ -139,6 +139,10 @@ class Difference:
             left_out=tuple(sorted({*unexpected} - unread)),
         )
 
+    def of_format(self) -> Self:
+        """For a stored format, whose kernels need not read all that it stores."""
+        return replace(self, unread=(), left_out=tuple(sorted((*self.unread, *self.left_out))))
+
     @property
     def reason(self) -> str | None:
         """Why the files cannot be loaded as they were meant; None if they can."""
@@ -172,6 +176,20 @@ def packed(tensors: Mapping[str, Shaped], weights: Iterable[str]) -> tuple[str, 
         for name, dtype in dtypes
         if not _PLAIN.fullmatch(dtype)
     )
+
+
+_PACKED = re.compile(r"(.+)\.(q?weight|weight_packed|_?weight_qdata)")
+_SCALES = re.compile(r"(.+?)\.(weight\.)?[^.]*(scale|absmax)[^.]*")
+
+
+def unscaled(tensors: Mapping[str, Shaped]) -> tuple[str, ...]:
+    """The packed weights without scales, in a model whose other packed weights have them."""
+    owners = {found[1]: name for name in tensors if (found := _PACKED.fullmatch(name))}
+    owners = {owner: name for owner, name in owners.items() if packed(tensors, (name,))}
+    scaled = {found[1] for name in tensors if (found := _SCALES.fullmatch(name))}
+    if scaled.isdisjoint(owners):
+        return ()  # the format has no scales, or names them in another way
+    return tuple(sorted(owners[owner] for owner in owners.keys() - scaled))
 
 
 def new_name(name: str, rename: Mapping[str, str]) -> str:

@@ -11,15 +11,17 @@ from specbench.files.config import (
     DENSE,
     DTYPES,
     MOST_LAYERS,
+    ROUTING,
     Experts,
     Fields,
     ReadField,
     longest_context,
     num_positions,
     require_layers,
+    require_routing,
 )
 from specbench.files.gguf import gguf_of
-from specbench.files.head_files import Difference, HeadFiles, packed
+from specbench.files.head_files import Difference, HeadFiles, packed, unscaled
 from specbench.files.headers import (
     HEAD_WEIGHTS,
     INDEX,
@@ -378,12 +380,16 @@ def require_config(model: ModelFiles) -> None:
         for number in value if isinstance(value, list) else [value]:
             Fields(source=model.spec.source, values={name: number}).whole(name, least, most)
     _ = model.eos_ids
-    dtype = model.field("dtype")
-    if isinstance(dtype, str) and dtype not in DTYPES:
-        Fields(source=model.spec.source, values={"dtype": dtype}).fail(
-            "dtype", "a dtype of torch, such as bfloat16"
-        )
+    of_text = Fields(
+        source=model.spec.source,
+        values={name: model.field(name) for name in ("dtype", "layer_types", *ROUTING)},
+    )
+    if isinstance(of_text.values["dtype"], str) and of_text.values["dtype"] not in DTYPES:
+        of_text.fail("dtype", "a dtype of torch, such as bfloat16")
+    of_text.texts("layer_types")
+    require_routing(of_text)
     fields = Fields(source=model.spec.source, values=model.config)
+    fields.texts("architectures")
     fields.not_null("auto_map", "num_labels")
     if model.dense_kind is not None:
         require_layers(fields)
@@ -402,7 +408,15 @@ def require_weights(model: ModelFiles) -> None:
         if model.field(name) is None:
             model.must(name)
     tensors = model.tensors
-    if not tensors or model.field("quantization_config") is not None:
+    if not tensors:
+        return
+    if model.stored_format is not None:
+        if lacking := unscaled(tensors):
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            raise ModelError(
+                f"{source}: {lacking[0]}{more} has no scale, which other weights of its format "
+                "have; download the model again"
+            )
         return
     runs_own_code = model.needs_code and model.spec.trust_remote_code
     has_scales = not str(model.field("dtype")).startswith("float8")

@@ -15,6 +15,7 @@ from specbench.files.config import (
     Fields,
     layer_shapes,
     require_layers,
+    require_routing,
 )
 from specbench.files.head_files import (
     SPECULATORS,
@@ -97,8 +98,7 @@ SPECULATORS_FAMILIES: Mapping[str, Family] = {
     },
 }
 _MTP_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size")
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-_MOST_EXPERTS, _MOST_MTP_LAYERS = 2**16, 64  # each has names of its own
+_MOST_MTP_LAYERS = 64  # each has names of its own
 _OF_PACKED = ("_scale", "_scale_inv", "_packed")  # tensors that plain weights do not have
 _COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 
@@ -180,10 +180,7 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     fields = text_fields(files)
     for name in (*SIZES, *_MTP_SIZES):
         fields.whole(name, least=1)
-    experts = max(fields.whole(name, most=_MOST_EXPERTS) or 0 for name in _EXPERTS) or None
-    fields.whole("num_experts_per_tok", least=1, most=experts)
-    groups = fields.whole("n_group", least=1, most=experts)
-    fields.whole("topk_group", least=1, most=groups)
+    require_routing(fields)
     if family_of(files).decoder in DENSE:
         fields.require(*LAYER_NEEDS)
     require_layers(fields)

@@ -558,7 +558,7 @@ def tensor_findings(model: ModelFiles) -> Iterator[FitFinding]:
         yield finding("tensors", "refused", reason=f"{model.spec.source}: {refusal(difference)}")
     elif difference.left_out:
         first, number = difference.left_out[0], len(difference.left_out)
-        reason = f"{number} are of modules that do not run, the first is {first}"
+        reason = f"{number} are read by no module that runs, the first is {first}"
         yield finding("tensors", "warning", None, count, reason)
     else:
         yield finding("tensors", "ok", None, count, "the same as what would be loaded")

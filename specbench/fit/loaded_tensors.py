@@ -20,7 +20,7 @@ from typing import Any
 
 from specbench.errors import ModelError, first_line
 from specbench.files.head_files import Difference
-from specbench.files.model import ModelFiles
+from specbench.files.model import ModelFiles, unloadable_reason
 from specbench.files.model_spec import ModelSpec
 from specbench.library_facts import knows_model_type
 from specbench.own_process import answer_stream, child_environment
@@ -38,8 +38,10 @@ class UnknownError(Exception):
 def loaded_difference(model: ModelFiles) -> Difference:
     """How the files of a whole model differ from what would be loaded. ModelError if transformers
     cannot build it, UnknownError."""
-    if model.stored_format is not None:
-        raise UnknownError(f"its weights are stored as {model.stored_format}")
+    if model.stored_format is not None and unloadable_reason(model) is not None:
+        raise UnknownError(
+            f"its weights are stored as {model.stored_format}, which is not read here"
+        )
     if model.needs_code and model.spec.trust_remote_code:
         raise UnknownError("its own Python (auto_map) would build it")
     if not knows_model_type(str(model.config.get("model_type"))):

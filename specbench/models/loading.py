@@ -161,7 +161,9 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
                 output_loading_info=True,
             )
         difference, dropped = take_text_part(model, report)  # of its own code: known only now
-        if stored is None and difference.reason is not None:
+        if stored is not None:
+            difference = difference.of_format()
+        if difference.reason is not None:
             raise ModelError(refusal(difference))
         if placement is None:
             model = model.to(device)  # moves the buffers

@@ -3,7 +3,11 @@
 `fit/loaded_tensors.py` calls it, here or in a process of its own.
 """
 
+from contextlib import nullcontext
+
 import torch
+from torch import Tensor
+from transformers.quantizers.auto import get_hf_quantizer
 
 from specbench.files.head_files import Difference
 from specbench.files.model import open_model
@@ -17,12 +21,44 @@ from specbench.models.parts import text_class
 def tensor_difference(spec: ModelSpec) -> Difference:
     """How a model's safetensors differ from what its modules read.
 
-    ModelError if the model cannot be built, LibraryError if transformers loads in another way.
+    ModelError if a model of plain weights cannot be built, LibraryError if transformers loads in
+    another way. A stored format may also fail for reasons of this machine: any error.
     """
-    headers = open_model(spec).tensors or {}
-    config = load_config(spec)
-    with refusing(spec, "meta", None), quiet(), unreported(), torch.device("meta"):
+    files, config = open_model(spec), load_config(spec)
+    headers = files.tensors or {}
+    on_meta = {"": "meta"}
+    quantizer, config, _ = get_hf_quantizer(config, None, {"": "cpu"}, True, {})
+    is_plain = quantizer is None
+    errors = refusing(spec, "meta", None) if is_plain else nullcontext()
+    with errors, quiet(), unreported(), torch.device("meta"):
         model = text_class(config).from_config(config)
-        stored = {name: torch.empty(header.shape) for name, header in headers.items()}
-        difference, _ = take_text_part(model, load_on_meta(model, stored))
-    return difference
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        if quantizer is not None:
+            shards = sorted({str(header.file) for header in headers.values()})
+            quantizer.preprocess_model(
+                model=model, dtype=model.dtype, device_map=on_meta, checkpoint_files=shards
+            )
+        stored = {
+            name: torch.empty(header.shape, dtype=None if is_plain else _DTYPES[header.dtype])
+            for name, header in headers.items()
+        }
+        account = load_on_meta(model, stored, quantizer)
+        account["mismatched_keys"] = [
+            *account["mismatched_keys"],
+            *(
+                (name, tensor.shape, shapes[name])  # of tensors that unpack themselves
+                for name, tensor in model.named_parameters()
+                if type(tensor.data) is not Tensor and tensor.shape != shapes.get(name)
+            ),
+        ]
+        difference, _ = take_text_part(model, account)
+    return difference if is_plain else difference.of_format()
+
+
+# safetensors' names of dtypes; others are packed by no format that transformers reads.
+_DTYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
+    **{"U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn},
+    **{"F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu},
+}

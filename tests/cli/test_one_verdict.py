@@ -354,6 +354,29 @@ MODELS = {
     "a width below 0": Case("draft_model", configure(hidden_size=-5), ("hidden_size is -5",)),
     "no vocab_size": Case("draft_model", configure(vocab_size=None), ("has no vocab_size",)),
     "no layers": Case("draft_model", configure(num_hidden_layers=None), ("num_hidden_layers",)),
+    "types of layers that are a number": Case(
+        "draft_model", configure(layer_types=3), ("layer_types is 3", "list of strings")
+    ),
+    "types of layers that are numbers": Case(
+        "draft_model", configure(layer_types=[3]), ("layer_types is [3]", "list of strings")
+    ),
+    "an architecture that is a number": Case(
+        "draft_model", configure(architectures=0), ("architectures is 0", "list of strings")
+    ),
+    "positions that are a list": Case(
+        "draft_model", configure(rope_parameters=[4]), ("rope_parameters is [4]", "mapping")
+    ),
+    "no group of experts": Case(
+        "draft_model", configure(n_routed_experts=4, n_group=0), ("n_group is 0", "1 to 4")
+    ),
+    "groups that experts do not fill": Case(
+        "draft_model", configure(n_routed_experts=4, n_group=3), ("n_group is 3", "divisor", "4")
+    ),
+    "more experts per token than experts": Case(
+        "draft_model",
+        configure(num_experts=4, num_experts_per_tok=5),
+        ("num_experts_per_tok is 5", "1 to 4"),
+    ),
     "F8 of modelopt": Case(
         "draft_model",
         pack(F8, "weight_scale", "input_scale", quant_config=True),
@@ -521,7 +544,9 @@ MODELS = {
     ),
     "an assistant in a nested config without a cache of its own": Case(
         "draft_model",
-        configure(text_config={"num_hidden_layers": 2, "num_kv_shared_layers": 2}),
+        configure(
+            text_config={"vocab_size": 272, "num_hidden_layers": 2, "num_kv_shared_layers": 2}
+        ),
         ("num_kv_shared_layers", "reads"),
     ),
     "code of its own": Case(

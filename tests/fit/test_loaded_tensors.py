@@ -12,8 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torchao.quantization import Int8WeightOnlyConfig
 from transformers import (
+    AutoModelForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoConfig,
@@ -21,6 +24,7 @@ from transformers import (
     MixtralConfig,
     PretrainedConfig,
     Qwen3MoeConfig,
+    TorchAoConfig,
 )
 
 from specbench.cli.doctor import _loading_problems
@@ -65,11 +69,13 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> ModelFiles:
     return files_of(tmp_path)
 
 
-def rewrite(model: ModelFiles, change) -> ModelFiles:
+def rewrite(model: ModelFiles, change, *, keep_metadata: bool = False) -> ModelFiles:
     file = model.folder / "model.safetensors"
     tensors = load_file(file)
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata() if keep_metadata else {"format": "pt"}
     change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
+    save_file(tensors, file, metadata=metadata)
     return files_of(model.folder)
 
 
@@ -149,10 +155,59 @@ def test_experts_of_another_size_are_named(tmp_path):
     assert any("mlp.experts" in text for text in wrong.other)
 
 
+@pytest.fixture
+def packed_model(tmp_path: Path) -> ModelFiles:
+    """A model in torchao's int8, with a tokenizer."""
+    write_model(tmp_path / "plain")
+    AutoModelForCausalLM.from_pretrained(
+        tmp_path / "plain",
+        dtype=torch.float32,
+        quantization_config=TorchAoConfig(Int8WeightOnlyConfig()),
+    ).save_pretrained(tmp_path / "packed")
+    make_tokenizer().save_pretrained(tmp_path / "packed")
+    return files_of(tmp_path / "packed")
+
+
+UP = "model.layers.0.mlp.up_proj._weight_qdata"
+SCALE = "model.layers.0.mlp.up_proj._weight_scale"
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        (lambda t: t.pop(NORM), "missing: model.norm.weight"),
+        (lambda t: [t.pop(n) for n in [*t] if "0.mlp.up_proj" in n], "up_proj.weight"),
+        (lambda t: t.pop(UP), "up_proj.weight cannot be converted"),
+        (lambda t: t.pop(SCALE), "has no scale"),
+        (lambda t: t.update({UP: t[UP][:-1].clone()}), "up_proj.weight is "),
+        (lambda t: t.update({NORM: torch.ones(3)}), "model.norm.weight is (3,)"),
+    ],
+    ids=["norm", "weight", "part", "scale", "packed-shape", "shape"],
+)
+def test_a_stored_format_is_refused_before_loading_and_by_it(packed_model, fault, named):
+    """transformers gives a weight that no file has random numbers."""
+    assert loaded_difference(packed_model) == Difference()
+    load_model(packed_model.spec, torch.device("cpu"))
+    damaged = rewrite(packed_model, fault, keep_metadata=True)
+    (refused,) = [found for found in check_target(damaged) if found.level == "refused"]
+    assert named in refused.reason
+    with pytest.raises(ModelError) as raised:
+        load_model(damaged.spec, torch.device("cpu"))
+    assert named in str(raised.value)
+
+
+def test_what_a_stored_format_does_not_read_is_a_warning(packed_model):
+    unread = "model.layers.0.mlp.up_proj.input_scale"
+    more = rewrite(packed_model, lambda t: t.update({unread: torch.ones(1)}), keep_metadata=True)
+    assert loaded_difference(more) == Difference(left_out=(unread,))
+    load_model(more.spec, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"quantization_config": {"quant_method": "torchao"}}, "torchao"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"model_type": "nosuch"}, "model_type"),
     ],
 )
