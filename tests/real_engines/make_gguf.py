@@ -23,10 +23,12 @@ def convert(sources: Path, model: Path, out: Path, target: Path | None = None) -
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     import convert_hf_to_gguf as converter
     from conversion.base import TextModel
+    from conversion.gemma import Gemma4Model
 
     TextModel.get_vocab_base_pre = lambda *_: PRE_TOKENIZER
     TextModel._set_vocab_sentencepiece = _has_none
     TextModel._set_vocab_glm = TextModel._set_vocab_gpt2  # whose special tokens a tiny GLM lacks
+    Gemma4Model.set_vocab = TextModel._set_vocab_gpt2
     sys.argv = [converter.__file__, str(model), "--outfile", str(out), "--outtype", "f32"]
     sys.argv += ["--target-model-dir", str(target)] if target else []
     converter.main()
