@@ -608,15 +608,27 @@ _eagle = partial(
     round_shape=_feature_tree,
     deepest=lambda settings, *_: feature_depth(settings["tree"]),
 )
-# Heads that fill in a block of masks.
-_dflash = partial(
-    _draws,
-    model="required",
-    # A small part of the head processes the text before the block.
-    round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
-    deepest=_dflash_depth,
-)
-_dflash_head = partial(HeadFacts, reads_target_head=True, report_layers=_dflash_layers)
+
+
+def _dflash(name: str, layouts: Layouts, summary: str) -> Method:
+    """A head that fills in a block of masks."""
+    return _draws(
+        name=name,
+        summary=summary,
+        model="required",
+        # A small part of the head processes the text before the block.
+        round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
+        deepest=_dflash_depth,
+        head=HeadFacts(
+            layouts=layouts,
+            fit=partial(dflash_fit, method=name),
+            reads_target_head=True,
+            by_config=partial(_dflash_config, method=name),
+            report_layers=_dflash_layers,
+        ),
+    )
+
+
 # Models with another tokenizer than the target's.
 _retokenizes = partial(Method, model="required", retokenizes=True, round_shape=_model_chain)
 
@@ -674,40 +686,22 @@ _ROWS = (
         ),
     ),
     _dflash(
-        name="dflash",
-        summary=(
-            "A block-diffusion head fills in K masks in one forward "
-            "(Chen et al. 2026, arXiv:2602.06036)."
-        ),
-        head=_dflash_head(
-            layouts=DFLASH_LAYOUTS,
-            fit=dflash_fit,
-            by_config=partial(_dflash_config, method="dflash"),
-        ),
+        "dflash",
+        DFLASH_LAYOUTS,
+        "A block-diffusion head fills in K masks in one forward "
+        "(Chen et al. 2026, arXiv:2602.06036).",
     ),
     _dflash(
-        name="dflash2",
-        summary=(
-            "DFlash's block with convolutions, drafted token by token among the likeliest "
-            "(Inco AI 2026)."
-        ),
-        head=_dflash_head(
-            layouts=DFLASH2_LAYOUTS,
-            fit=partial(dflash_fit, method="dflash2"),
-            by_config=partial(_dflash_config, method="dflash2"),
-        ),
+        "dflash2",
+        DFLASH2_LAYOUTS,
+        "DFlash's block with convolutions, drafted token by token among the likeliest "
+        "(Inco AI 2026).",
     ),
     _dflash(
-        name="dspark",
-        summary=(
-            "DFlash's block, drafted token by token with a bias by the token before "
-            "(DeepSeek-AI 2026, arXiv:2607.05147)."
-        ),
-        head=_dflash_head(
-            layouts=DSPARK_LAYOUTS,
-            fit=partial(dflash_fit, method="dspark"),
-            by_config=partial(_dflash_config, method="dspark"),
-        ),
+        "dspark",
+        DSPARK_LAYOUTS,
+        "DFlash's block, drafted token by token with a bias by the token before "
+        "(DeepSeek-AI 2026, arXiv:2607.05147).",
     ),
     _eagle(
         name="eagle3",

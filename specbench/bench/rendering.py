@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from threading import current_thread, main_thread
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -97,19 +98,27 @@ def rendered_here(
 def rendered_elsewhere(
     spec: ModelSpec, workloads: Mapping[str, Candidates]
 ) -> Mapping[str, Rendered]:
-    """A `Render` in a process of its own, of workloads with prompts that the template may refuse;
-    nothing is downloaded."""
+    """A `Render` of workloads with prompts that the template may refuse, in a process of its own
+    unless this one has torch."""
     try:
         raises = "raise_exception" in (open_model(spec).chat_template or "")
     except ModelError:
         return {}
-    work = {
-        name: [[_fields(p) for p in candidates.prompts], *candidates[1:]]
+    doubtful = {
+        name: candidates
         for name, candidates in workloads.items()
         if raises or any(map(_has_more_than_text, candidates.prompts))
     }
-    if not work:
+    if not doubtful:
         return {}
+    # It limits its work in the main thread only, and may download what is no folder.
+    is_local = spec.folder is not None and not spec.is_shape
+    if "torch" in sys.modules and current_thread() is main_thread() and is_local:
+        return rendered_here(spec, doubtful, MOST_S)
+    work = {
+        name: [[_fields(p) for p in candidates.prompts], *candidates[1:]]
+        for name, candidates in doubtful.items()
+    }
     model = [spec.tokenizer_location, spec.revision, spec.trust_remote_code]
     try:
         done = subprocess.run(

@@ -127,7 +127,7 @@ class DFlashStyle:
         return self.block_size - (not self.drafts_from_current)
 
 
-def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget, method: str = "dflash") -> Fit:
+def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget, method: str) -> Fit:
     """The sizes of a head of that method that must equal the target's. ModelError, also if the head
     names layers or tokens that the target lacks, or if its tensors and id tables do not fit."""
     given, style = _fields(files), DFlashStyle.of(files)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from specbench.bench import rendering
 from specbench.bench.planning import fit_warnings, narrowed, plan_run
 from specbench.bench.rendering import (
     Candidates,
@@ -157,15 +159,22 @@ def test_prompts_that_time_did_not_suffice_for_stay_and_are_counted(strict):
     assert any("3 of 7 prompts" in note for note in planned.notes)
 
 
-def test_all_workloads_are_rendered_in_one_process(strict, monkeypatch):
+def test_all_workloads_are_rendered_in_one_other_process_unless_this_one_has_torch(
+    strict, monkeypatch
+):
     plan = plan_of(strict, strict / "rows.jsonl")
     second = replace(workload_of(plan), name="second")
     started = []
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a) or run(*a, **k))
     both = replace(plan, workloads=(*plan.workloads, second))
+    here = narrowed(both, render=rendered_elsewhere)
+    assert not started
+    own = SimpleNamespace(modules={}, executable=sys.executable)
+    monkeypatch.setattr(rendering, "sys", own)
     planned = narrowed(both, render=rendered_elsewhere)
     assert [len(workload.prompts) for workload in planned.workloads] == [6, 6]
+    assert planned.workloads == here.workloads
     assert len(started) == 1
 
 

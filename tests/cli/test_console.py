@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -27,11 +28,14 @@ LONG = "./named/" + "a-draft-whose-name-is-long-" * 3
 
 
 @pytest.fixture(scope="session")
-def long_name(tiny: Path) -> Path:
-    """The tiny pair's draft under a name for which 80 columns are too few."""
-    (tiny / LONG).parent.mkdir(exist_ok=True)
-    (tiny / LONG).symlink_to(tiny / "draft")
-    return tiny
+def long_name(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair without weights, which torch would compare, and its draft under a name for
+    which 80 columns are too few."""
+    folder = tmp_path_factory.mktemp("long") / "pair"
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "reports"))
+    (folder / LONG).parent.mkdir()
+    (folder / LONG).symlink_to(folder / "draft")
+    return folder
 
 
 def on_a_terminal(columns: int, *arguments: str, cwd: Path) -> str:

@@ -22,6 +22,7 @@ def moving_average(rng, width):
     return 3.0 + 0.4 * np.convolve(noise, np.full(width, width**-0.5), "valid")
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("shape", ["normal", "skewed", "rare", "alike over 3"])
 def test_streams_without_a_change_have_hardly_an_alarm(shape):
     """At 1%, more than 3 of 40 streams have an alarm in 1 of 1,500 seeds."""

@@ -110,7 +110,7 @@ def busy_windows(rng, engine, length, concurrency, chances):
         easier[ended] = rng.normal(0, 0.08, ended.sum())
 
 
-@pytest.mark.sampled(one_in=3, every=["engine", "length", "concurrency"])
+@pytest.mark.sampled(one_in=6, every=["engine", "length", "concurrency"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama_cpp"])
 @pytest.mark.parametrize("length", [1, 4, 13])
 @pytest.mark.parametrize("concurrency", [1, 16])
@@ -129,7 +129,7 @@ def test_requests_that_last_for_many_windows_give_no_alarm(engine, length, concu
     assert alarmed <= 1
 
 
-@pytest.mark.sampled(one_in=3, every=["engine", "length", "concurrency"])
+@pytest.mark.sampled(one_in=6, every=["engine", "length", "concurrency"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama_cpp"])
 @pytest.mark.parametrize("length", [1, 4, 13])
 @pytest.mark.parametrize("concurrency", [1, 16])
@@ -340,6 +340,7 @@ def costs(*, draft, verify, concurrency=1, **of_run):
     ]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("draft", "verify"), [(0.02, 0.01), (0.1, 0.05), (0.25, 0.1), (0.9, 0.3)])
 def test_the_named_k_is_that_of_a_sweep(draft, verify):
     """A sweep measures every K with the same costs; its best is near the named one's speed."""
