@@ -102,9 +102,9 @@ _LOADER = {
 def load_on_meta(model: Any, tensors: Mapping[str, Any], quantizer: Any = None) -> dict[str, Any]:
     """transformers' account of loading these tensors of the meta device into a model there.
 
-    It renames, joins and splits them as it does for real ones, and reads nothing. `quantizer` is
-    transformers' one for a stored format, which has prepared the model. The account is
-    that of `from_pretrained`, and conversion_errors by name. Imports torch. LibraryError.
+    It renames, joins and splits them as it does for real ones, and reads nothing. `quantizer`:
+    transformers' reader of a stored format, already applied to the model. The account is that of
+    `from_pretrained`, and conversion_errors by name. Imports torch. LibraryError.
     """
     loaders = []
     for module, names in _LOADER.items():

@@ -18,7 +18,7 @@ from specbench.bench.rendering import (
     Candidates,
     Render,
     Rendered,
-    rendered_elsewhere,
+    rendered_for_plan,
 )
 from specbench.bench.served.deployments import unsupported_pairings, with_adaptive
 from specbench.bench.served.running import RunningServer, running_servers
@@ -127,7 +127,7 @@ def plan_run(
     targets = [
         narrowed(
             plan,
-            render=rendered_elsewhere if plan.in_process is None else render,
+            render=rendered_for_plan if plan.in_process is None else render,
             context=context,
         )
         for plan in targets

@@ -1,7 +1,7 @@
 """Prompts as the target's tokenizer and chat template make them, before anything is measured.
 
-A run of engines in this process renders them here, and a plan in a process of its own, since
-tokenizers import torch.
+A run of engines in this process renders them here. A plan does so in a process of its own, since
+tokenizers import torch, unless this process has it.
 """
 
 import json
@@ -95,7 +95,7 @@ def rendered_here(
     return {name: rendered(tokenizer, candidates, until) for name, candidates in workloads.items()}
 
 
-def rendered_elsewhere(
+def rendered_for_plan(
     spec: ModelSpec, workloads: Mapping[str, Candidates]
 ) -> Mapping[str, Rendered]:
     """A `Render` of workloads with prompts that the template may refuse, in a process of its own
@@ -111,7 +111,7 @@ def rendered_elsewhere(
     }
     if not doubtful:
         return {}
-    # It limits its work in the main thread only, and may download what is no folder.
+    # ChatTokenizer limits a template's work in the main thread only, and may download a hub model.
     is_local = spec.folder is not None and not spec.is_shape
     if "torch" in sys.modules and current_thread() is main_thread() and is_local:
         return rendered_here(spec, doubtful, MOST_S)

@@ -309,14 +309,14 @@ def _show_plan(
 ) -> None:
     """Prints the plan; if `is_here`, also the reasons why it cannot be measured here."""
     from specbench.bench.planning import fit_warnings, plan_run
-    from specbench.bench.rendering import rendered_elsewhere
+    from specbench.bench.rendering import rendered_for_plan
     from specbench.bench.served.host import require_startable
     from specbench.cli.console import WIDTH, open_console
     from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
     from specbench.cli.preflight import shortages
     from specbench.words.answers import text
 
-    plan = plan_run(settings, pairings, render=rendered_elsewhere)
+    plan = plan_run(settings, pairings, render=rendered_for_plan)
     plans = plan.targets
     if is_here:
         require_loadable(settings, pairings)

@@ -391,9 +391,12 @@ ROUTING = (*_EXPERTS, "num_experts_per_tok", "n_group", "topk_group")
 
 
 def require_routing(fields: Fields) -> None:
-    """Raise ModelError for numbers with which no router of a mixture of experts can choose."""
+    """Raise ModelError for numbers with which no router of a mixture of experts can choose; a list
+    has a number per layer, and one expert needs no router."""
+    single = {n: v for n, v in fields.values.items() if not isinstance(v, list)}
+    fields = replace(fields, values=single)
     experts = max(fields.whole(name, most=_MOST_EXPERTS) or 0 for name in _EXPERTS)
-    if experts:
+    if experts > 1:
         fields.whole("num_experts_per_tok", least=1, most=experts)
         groups = fields.whole("n_group", least=1, most=experts)
         if groups and experts % groups:

@@ -117,7 +117,7 @@ class Difference:
     missing: tuple[str, ...] = ()  # read, and not stored
     unread: tuple[str, ...] = ()  # stored for a module that runs, which does not read it
     other: tuple[str, ...] = ()  # stored in another shape or format, in words
-    left_out: tuple[str, ...] = ()  # stored for modules that do not run
+    left_out: tuple[str, ...] = ()  # stored, and read by no module that runs
 
     @classmethod
     def of_keys(
@@ -179,7 +179,8 @@ def packed(tensors: Mapping[str, Shaped], weights: Iterable[str]) -> tuple[str, 
 
 
 _PACKED = re.compile(r"(.+)\.(q?weight|weight_packed|_?weight_qdata)")
-_SCALES = re.compile(r"(.+?)\.(weight\.)?[^.]*(scale|absmax)[^.]*")
+# Without those of activations and of the cache.
+_SCALES = re.compile(r"(.+?)\.(weight\.)?(?!(input|output|q|k|v|kv)_)[^.]*(scale|absmax)[^.]*")
 
 
 def unscaled(tensors: Mapping[str, Shaped]) -> tuple[str, ...]:

@@ -380,14 +380,14 @@ def require_config(model: ModelFiles) -> None:
         for number in value if isinstance(value, list) else [value]:
             Fields(source=model.spec.source, values={name: number}).whole(name, least, most)
     _ = model.eos_ids
-    of_text = Fields(
+    text_fields = Fields(
         source=model.spec.source,
         values={name: model.field(name) for name in ("dtype", "layer_types", *ROUTING)},
     )
-    if isinstance(of_text.values["dtype"], str) and of_text.values["dtype"] not in DTYPES:
-        of_text.fail("dtype", "a dtype of torch, such as bfloat16")
-    of_text.texts("layer_types")
-    require_routing(of_text)
+    if isinstance(text_fields.values["dtype"], str) and text_fields.values["dtype"] not in DTYPES:
+        text_fields.fail("dtype", "a dtype of torch, such as bfloat16")
+    text_fields.texts("layer_types")
+    require_routing(text_fields)
     fields = Fields(source=model.spec.source, values=model.config)
     fields.texts("architectures")
     fields.not_null("auto_map", "num_labels")
@@ -414,8 +414,8 @@ def require_weights(model: ModelFiles) -> None:
         if lacking := unscaled(tensors):
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
             raise ModelError(
-                f"{source}: {lacking[0]}{more} has no scale, which other weights of its format "
-                "have; download the model again"
+                f"{source}: lacks the scales of {lacking[0]}{more}, which other weights of its "
+                "format have; download the model again"
             )
         return
     runs_own_code = model.needs_code and model.spec.trust_remote_code

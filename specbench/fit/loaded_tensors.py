@@ -38,10 +38,8 @@ class UnknownError(Exception):
 def loaded_difference(model: ModelFiles) -> Difference:
     """How the files of a whole model differ from what would be loaded. ModelError if transformers
     cannot build it, UnknownError."""
-    if model.stored_format is not None and unloadable_reason(model) is not None:
-        raise UnknownError(
-            f"its weights are stored as {model.stored_format}, which is not read here"
-        )
+    if model.stored_format is not None and (reason := unloadable_reason(model)):
+        raise UnknownError(reason)
     if model.needs_code and model.spec.trust_remote_code:
         raise UnknownError("its own Python (auto_map) would build it")
     if not knows_model_type(str(model.config.get("model_type"))):

@@ -26,17 +26,16 @@ def tensor_difference(spec: ModelSpec) -> Difference:
     """
     files, config = open_model(spec), load_config(spec)
     headers = files.tensors or {}
-    on_meta = {"": "meta"}
     quantizer, config, _ = get_hf_quantizer(config, None, {"": "cpu"}, True, {})
     is_plain = quantizer is None
     errors = refusing(spec, "meta", None) if is_plain else nullcontext()
     with errors, quiet(), unreported(), torch.device("meta"):
         model = text_class(config).from_config(config)
-        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        plain_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         if quantizer is not None:
             shards = sorted({str(header.file) for header in headers.values()})
             quantizer.preprocess_model(
-                model=model, dtype=model.dtype, device_map=on_meta, checkpoint_files=shards
+                model=model, dtype=model.dtype, device_map={"": "meta"}, checkpoint_files=shards
             )
         stored = {
             name: torch.empty(header.shape, dtype=None if is_plain else _DTYPES[header.dtype])
@@ -46,19 +45,19 @@ def tensor_difference(spec: ModelSpec) -> Difference:
         account["mismatched_keys"] = [
             *account["mismatched_keys"],
             *(
-                (name, tensor.shape, shapes[name])  # of tensors that unpack themselves
+                (name, tensor.shape, plain_shapes[name])  # of tensors that unpack themselves
                 for name, tensor in model.named_parameters()
-                if type(tensor.data) is not Tensor and tensor.shape != shapes.get(name)
+                if type(tensor.data) is not Tensor and tensor.shape != plain_shapes.get(name)
             ),
         ]
         difference, _ = take_text_part(model, account)
     return difference if is_plain else difference.of_format()
 
 
-# safetensors' names of dtypes; others are packed by no format that transformers reads.
-_DTYPES = {
+_DTYPES = {  # by their names in safetensors
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
-    **{"U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn},
+    **{"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8},
+    **{"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn},
     **{"F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu},
 }

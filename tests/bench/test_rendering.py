@@ -17,7 +17,7 @@ from specbench.bench.rendering import (
     Candidates,
     prompt_tokens,
     rendered,
-    rendered_elsewhere,
+    rendered_for_plan,
     rendered_here,
 )
 from specbench.engines.served_engine import conversation_fields
@@ -92,7 +92,7 @@ def test_answers_are_empty_between_turns_unless_they_are_recorded():
 
 def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
     planned = workload_of(
-        narrowed(plan_of(strict, strict / "rows.jsonl"), render=rendered_elsewhere)
+        narrowed(plan_of(strict, strict / "rows.jsonl"), render=rendered_for_plan)
     )
     assert [prompt.id for prompt in planned.prompts] == [f"p{i}" for i in range(6)]
     assert any("'system'" in note for note in planned.notes)
@@ -120,7 +120,7 @@ def test_prompts_that_confirm_are_rendered_too(strict, tmp_path):
         for row in ROWS
     ]
     other = workload_of(plan_of(strict, write_rows(tmp_path / "rows.jsonl", rows)))
-    planned = narrowed(replace(plan, workloads=(other,)), render=rendered_elsewhere)
+    planned = narrowed(replace(plan, workloads=(other,)), render=rendered_for_plan)
     kept = {prompt.id for prompt in workload_of(planned).prompts}
     assert {row["id"] for row in ROWS} - kept == {fifth.id}
 
@@ -168,11 +168,11 @@ def test_all_workloads_are_rendered_in_one_other_process_unless_this_one_has_tor
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a) or run(*a, **k))
     both = replace(plan, workloads=(*plan.workloads, second))
-    here = narrowed(both, render=rendered_elsewhere)
+    here = narrowed(both, render=rendered_for_plan)
     assert not started
     own = SimpleNamespace(modules={}, executable=sys.executable)
     monkeypatch.setattr(rendering, "sys", own)
-    planned = narrowed(both, render=rendered_elsewhere)
+    planned = narrowed(both, render=rendered_for_plan)
     assert [len(workload.prompts) for workload in planned.workloads] == [6, 6]
     assert planned.workloads == here.workloads
     assert len(started) == 1
@@ -189,7 +189,7 @@ def test_a_server_is_not_sent_what_its_template_refuses(strict):
 def test_a_workload_whose_prompts_are_all_refused_cannot_be_planned(strict, tmp_path):
     rows = write_rows(tmp_path / "all.jsonl", [ROWS[-1]])
     with pytest.raises(WorkloadError, match="the user comes first"):
-        narrowed(plan_of(strict, rows), render=rendered_elsewhere)
+        narrowed(plan_of(strict, rows), render=rendered_for_plan)
 
 
 def test_texts_with_tokens_of_the_template_are_warned_of(strict, tmp_path):

@@ -11,7 +11,7 @@ from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError, SpecbenchError
-from specbench.files.model import ModelFiles, is_all_fp8
+from specbench.files.model import ModelFiles, is_all_fp8, require_config
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import StockRunner
@@ -222,3 +222,16 @@ def test_a_checkpoint_is_fp8_only_if_every_group_is(groups, is_fp8):
     stored = {"quant_method": "compressed-tensors", "config_groups": groups}
     assert is_all_fp8(stored) is is_fp8
     assert not is_all_fp8({**stored, "quant_method": "gptq"})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_experts": 4, "moe_topk": [2, 2]},  # HunYuan: a number per layer
+        {"num_experts": 1, "num_experts_per_tok": 2},  # Jamba without a mixture
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": None, "topk_group": None},
+        {"n_group": 0},  # of a dense model, whose layers do not read it
+    ],
+)
+def test_routing_that_transformers_can_build_is_accepted(tmp_path: Path, fields: dict[str, Any]):
+    require_config(change_config(write_model(tmp_path), **fields))

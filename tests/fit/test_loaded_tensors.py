@@ -30,7 +30,7 @@ from transformers import (
 from specbench.cli.doctor import _loading_problems
 from specbench.drafters.mtp import MtpHead
 from specbench.errors import ModelError
-from specbench.files.head_files import Difference
+from specbench.files.head_files import Difference, unscaled
 from specbench.files.model import ModelFiles, open_model
 from specbench.fit import loaded_tensors
 from specbench.fit.candidates import unsupported_reasons
@@ -69,11 +69,11 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> ModelFiles:
     return files_of(tmp_path)
 
 
-def rewrite(model: ModelFiles, change, *, keep_metadata: bool = False) -> ModelFiles:
+def rewrite(model: ModelFiles, change) -> ModelFiles:
     file = model.folder / "model.safetensors"
     tensors = load_file(file)
     with safe_open(file, "pt") as opened:
-        metadata = opened.metadata() if keep_metadata else {"format": "pt"}
+        metadata = opened.metadata()
     change(tensors)
     save_file(tensors, file, metadata=metadata)
     return files_of(model.folder)
@@ -179,17 +179,19 @@ NORM = "model.norm.weight"
         (lambda t: t.pop(NORM), "missing: model.norm.weight"),
         (lambda t: [t.pop(n) for n in [*t] if "0.mlp.up_proj" in n], "up_proj.weight"),
         (lambda t: t.pop(UP), "up_proj.weight cannot be converted"),
-        (lambda t: t.pop(SCALE), "has no scale"),
+        (lambda t: t.pop(SCALE), "lacks the scales of model.layers.0.mlp.up_proj"),
         (lambda t: t.update({UP: t[UP][:-1].clone()}), "up_proj.weight is "),
         (lambda t: t.update({NORM: torch.ones(3)}), "model.norm.weight is (3,)"),
     ],
     ids=["norm", "weight", "part", "scale", "packed-shape", "shape"],
 )
-def test_a_stored_format_is_refused_before_loading_and_by_it(packed_model, fault, named):
+def test_a_damaged_stored_format_is_refused_before_loading_and_while_loading(
+    packed_model, fault, named
+):
     """transformers gives a weight that no file has random numbers."""
     assert loaded_difference(packed_model) == Difference()
     load_model(packed_model.spec, torch.device("cpu"))
-    damaged = rewrite(packed_model, fault, keep_metadata=True)
+    damaged = rewrite(packed_model, fault)
     (refused,) = [found for found in check_target(damaged) if found.level == "refused"]
     assert named in refused.reason
     with pytest.raises(ModelError) as raised:
@@ -199,9 +201,21 @@ def test_a_stored_format_is_refused_before_loading_and_by_it(packed_model, fault
 
 def test_what_a_stored_format_does_not_read_is_a_warning(packed_model):
     unread = "model.layers.0.mlp.up_proj.input_scale"
-    more = rewrite(packed_model, lambda t: t.update({unread: torch.ones(1)}), keep_metadata=True)
+    more = rewrite(packed_model, lambda t: t.update({unread: torch.ones(1)}))
     assert loaded_difference(more) == Difference(left_out=(unread,))
+    (found,) = [found for found in check_target(more) if found.field == "tensors"]
+    assert found.level == "warning"
     load_model(more.spec, torch.device("cpu"))
+
+
+def test_scales_of_activations_and_of_the_cache_are_none_of_a_weight():
+    packed, plain = SimpleNamespace(dtype="F8_E4M3"), SimpleNamespace(dtype="F32")
+    names = ("a.weight", "b.weight", "c.weight")
+    scales = {"a.weight_scale": plain, "b.input_scale": plain, "c.k_scale": plain}
+    assert unscaled({**dict.fromkeys(names, packed), **scales}) == ("b.weight", "c.weight")
+    assert not unscaled(dict.fromkeys(names, packed))  # a format without scales
+    absmax = {f"{name}.absmax": plain for name in names}  # of bitsandbytes
+    assert not unscaled({**dict.fromkeys(names, packed), **absmax})
 
 
 @pytest.mark.parametrize(
