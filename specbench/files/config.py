@@ -387,7 +387,7 @@ def require_layers(fields: Fields) -> None:
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 _MOST_EXPERTS = 2**16  # each has names of its own
-ROUTING = (*_EXPERTS, "num_experts_per_tok", "n_group", "topk_group")
+ROUTING = (*_EXPERTS, "num_experts_per_tok", "n_group", "topk_group", "topk_method")
 
 
 def require_routing(fields: Fields) -> None:
@@ -398,6 +398,7 @@ def require_routing(fields: Fields) -> None:
     experts = max(fields.whole(name, most=_MOST_EXPERTS) or 0 for name in _EXPERTS)
     if experts > 1:
         fields.whole("num_experts_per_tok", least=1, most=experts)
+    if experts > 1 and fields.values.get("topk_method") != "greedy":  # reads no groups
         groups = fields.whole("n_group", least=1, most=experts)
         if groups and experts % groups:
             fields.fail("n_group", f"a divisor of the number of experts, {experts}")

@@ -180,15 +180,15 @@ def packed(tensors: Mapping[str, Shaped], weights: Iterable[str]) -> tuple[str, 
 
 _PACKED = re.compile(r"(.+)\.(q?weight|weight_packed|_?weight_qdata)")
 # Without those of activations and of the cache.
-_SCALES = re.compile(r"(.+?)\.(weight\.)?(?!(input|output|q|k|v|kv)_)[^.]*(scale|absmax)[^.]*")
+_SCALES = re.compile(r"(.+?)\.(weight\.)?(?!(input|output|q|k|v|kv)_)[^.]*(scale|absmax|SCB)[^.]*")
 
 
-def unscaled(tensors: Mapping[str, Shaped]) -> tuple[str, ...]:
-    """The packed weights without scales, in a model whose other packed weights have them."""
+def unscaled(tensors: Mapping[str, Shaped], *, always: bool) -> tuple[str, ...]:
+    """The packed weights without scales, if the format always has them or some weights do."""
     owners = {found[1]: name for name in tensors if (found := _PACKED.fullmatch(name))}
     owners = {owner: name for owner, name in owners.items() if packed(tensors, (name,))}
     scaled = {found[1] for name in tensors if (found := _SCALES.fullmatch(name))}
-    if scaled.isdisjoint(owners):
+    if not always and scaled.isdisjoint(owners):
         return ()  # the format has no scales, or names them in another way
     return tuple(sorted(owners[owner] for owner in owners.keys() - scaled))
 

@@ -367,6 +367,7 @@ _MOST: Mapping[str, int] = {
     "num_labels": 2**20,  # transformers names each of them
 }
 _MOST_PIECES = 4  # compared of two tables; the first rows are enough
+_WITH_SCALES = ("awq", "bitnet", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "torchao")
 QUANTIZED_BY = "hf_quant_config.json"  # of NVIDIA's modelopt; transformers does not read it
 _MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # 0 in layers that have none
 
@@ -411,12 +412,16 @@ def require_weights(model: ModelFiles) -> None:
     if not tensors:
         return
     if model.stored_format is not None:
-        if lacking := unscaled(tensors):
+        if lacking := unscaled(tensors, always=model.stored_format in _WITH_SCALES):
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
             raise ModelError(
-                f"{source}: lacks the scales of {lacking[0]}{more}, which other weights of its "
-                "format have; download the model again"
+                f"{source}: lacks the scales of {lacking[0]}{more}; download the model again"
             )
+        for name in tensors:
+            if name.endswith("weight_packed") and (
+                (shape := name.removesuffix("packed") + "shape") not in tensors
+            ):
+                raise ModelError(f"{source}: lacks {shape}; download the model again")
         return
     runs_own_code = model.needs_code and model.spec.trust_remote_code
     has_scales = not str(model.field("dtype")).startswith("float8")

@@ -189,6 +189,7 @@ def take_text_part(model: Any, account: Mapping[str, Any]) -> tuple[Difference, 
     }
     dropped = keep_text_part(model)
     weights = dict(model.named_parameters())  # without buffers, which the config defines
+    weights |= {n: b for n, b in model.named_buffers() if n.endswith(".weight")}  # but of BitNet
     difference = Difference.of_keys(
         read={*model.state_dict()},
         unexpected=unexpected - buffers,

@@ -230,6 +230,7 @@ def test_a_checkpoint_is_fp8_only_if_every_group_is(groups, is_fp8):
         {"num_experts": 4, "moe_topk": [2, 2]},  # HunYuan: a number per layer
         {"num_experts": 1, "num_experts_per_tok": 2},  # Jamba without a mixture
         {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": None, "topk_group": None},
+        {"n_routed_experts": 4, "n_group": 0, "topk_method": "greedy"},  # of DeepSeek-V2 Lite
         {"n_group": 0},  # of a dense model, whose layers do not read it
     ],
 )

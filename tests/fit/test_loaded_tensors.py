@@ -212,10 +212,11 @@ def test_scales_of_activations_and_of_the_cache_are_none_of_a_weight():
     packed, plain = SimpleNamespace(dtype="F8_E4M3"), SimpleNamespace(dtype="F32")
     names = ("a.weight", "b.weight", "c.weight")
     scales = {"a.weight_scale": plain, "b.input_scale": plain, "c.k_scale": plain}
-    assert unscaled({**dict.fromkeys(names, packed), **scales}) == ("b.weight", "c.weight")
-    assert not unscaled(dict.fromkeys(names, packed))  # a format without scales
+    assert unscaled({**dict.fromkeys(names, packed), **scales}, always=False) == names[1:]
+    assert not unscaled(dict.fromkeys(names, packed), always=False)  # a format without scales
+    assert unscaled(dict.fromkeys(names, packed), always=True) == names
     absmax = {f"{name}.absmax": plain for name in names}  # of bitsandbytes
-    assert not unscaled({**dict.fromkeys(names, packed), **absmax})
+    assert not unscaled({**dict.fromkeys(names, packed), **absmax}, always=True)
 
 
 @pytest.mark.parametrize(
