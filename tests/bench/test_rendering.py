@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -175,6 +176,21 @@ def test_all_workloads_are_rendered_in_one_other_process_unless_this_one_has_tor
     planned = narrowed(both, render=rendered_for_plan)
     assert [len(workload.prompts) for workload in planned.workloads] == [6, 6]
     assert planned.workloads == here.workloads
+    assert len(started) == 1
+
+
+def test_a_thread_leaves_rendering_to_another_process(strict, monkeypatch):
+    """Work is limited in the main thread only."""
+    started = []
+
+    def start(*arguments, **_):
+        started.append(arguments)
+        raise OSError
+
+    monkeypatch.setattr(subprocess, "run", start)
+    plan = plan_of(strict, strict / "rows.jsonl")
+    with ThreadPoolExecutor() as threads:
+        threads.submit(narrowed, plan, render=rendered_for_plan).result()
     assert len(started) == 1
 
 
