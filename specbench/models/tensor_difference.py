@@ -3,11 +3,9 @@
 `fit/loaded_tensors.py` calls it, here or in a process of its own.
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor
 from transformers.quantizers.auto import get_hf_quantizer
 
 from specbench.files.head_files import Difference
@@ -43,26 +41,24 @@ def tensor_difference(spec: ModelSpec) -> Difference:
             for name, header in headers.items()
         }
         account = load_on_meta(model, stored, quantizer)
-        account["mismatched_keys"] = [
-            *(
-                (name, stored_shape, shape)
-                for name, stored_shape, shape in account["mismatched_keys"]
-                if is_plain or not _is_rounded_up(stored_shape, shape)
-            ),
-            *(
-                (name, tensor.shape, plain_shapes[name])  # of tensors that unpack themselves
-                for name, tensor in model.named_parameters()
-                if type(tensor.data) is not Tensor and tensor.shape != plain_shapes.get(name)
-            ),
-        ]
+        if not is_plain:  # versions before 5.24 give such tensors to the model
+            read = {name: tensor.shape for name, tensor in model.named_parameters()}
+            read |= {name: of_file for name, of_file, _ in account["mismatched_keys"]}
+            account["mismatched_keys"] = [
+                (name, read[name], plain_shapes[name])
+                for name in read.keys() & plain_shapes.keys()
+                if not _fits(read[name], plain_shapes[name])
+            ]
         difference, _ = take_text_part(model, account)
     return difference if is_plain else difference.of_format()
 
 
-def _is_rounded_up(stored: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether rows only end in a packed number that is not full: their length is in a tensor, which
-    is not read."""
-    return stored[:-1] == shape[:-1] and 0 < stored[-1] - shape[-1] < 8
+def _fits(shape: torch.Size, plain: torch.Size) -> bool:
+    """Whether unpacked rows are as long as plain ones, or end in a packed number that is not full:
+    their length is in another tensor, which is not read."""
+    if shape[:-1] != plain[:-1]:
+        return False
+    return 0 <= shape[-1] - plain[-1] < 8 if len(shape) > 1 else shape == plain
 
 
 _DTYPES = {  # by their names in safetensors
