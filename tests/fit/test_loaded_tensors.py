@@ -31,7 +31,7 @@ from specbench.cli.doctor import _loading_problems
 from specbench.drafters.mtp import MtpHead
 from specbench.errors import ModelError
 from specbench.files.head_files import Difference, unscaled
-from specbench.files.model import ModelFiles, open_model
+from specbench.files.model import ModelFiles, open_model, require_weights
 from specbench.fit import loaded_tensors
 from specbench.fit.candidates import unsupported_reasons
 from specbench.fit.compatibility import check_target, head_findings
@@ -40,7 +40,7 @@ from specbench.forward.runner import StockRunner
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.methods import find_method
 from specbench.models.checkpoint import read_checkpoint
-from specbench.models.loading import load_model
+from specbench.models.loading import load_model, take_text_part
 from specbench.models.parts import text_class
 from tests.drafters.mtp_families import checkpoint_for, family_of
 from tests.tiny_models import change_config, files_of, write_model
@@ -217,6 +217,33 @@ def test_scales_of_activations_and_of_the_cache_are_none_of_a_weight():
     assert unscaled(dict.fromkeys(names, packed), always=True) == names
     absmax = {f"{name}.absmax": plain for name in names}  # of bitsandbytes
     assert not unscaled({**dict.fromkeys(names, packed), **absmax}, always=True)
+
+
+def test_a_packed_weight_without_its_shape_is_named(tmp_path):
+    model = change_config(
+        write_model(tmp_path), quantization_config={"quant_method": "compressed-tensors"}
+    )
+    layer = "model.layers.0.mlp.up_proj"
+    packed = {f"{layer}.weight_packed": torch.ones(8, 4, dtype=torch.int32)}
+    scaled = packed | {f"{layer}.weight_scale": torch.ones(8, 1)}
+    with pytest.raises(ModelError, match=f"lacks the scales of {layer}"):
+        require_weights(rewrite(model, lambda tensors: tensors.update(packed)))
+    with pytest.raises(ModelError, match=f"lacks {layer}.weight_shape"):
+        require_weights(rewrite(model, lambda tensors: tensors.update(scaled)))
+    scaled[f"{layer}.weight_shape"] = torch.tensor([8, 32])
+    require_weights(rewrite(model, lambda tensors: tensors.update(scaled)))
+
+
+def test_weights_that_are_buffers_may_not_be_missing():
+    """As in BitNet's layers; other buffers follow from the config."""
+    model = text_class(FAMILIES["llama"]).from_config(FAMILIES["llama"])
+    layer = model.model.layers[0].mlp.up_proj
+    del layer.weight
+    layer.register_buffer("weight", torch.ones(4, 8, dtype=torch.uint8))
+    layer.register_buffer("table", torch.ones(4))
+    names = [f"model.layers.0.mlp.up_proj.{name}" for name in ("weight", "table")]
+    account = {"unexpected_keys": (), "missing_keys": names, "mismatched_keys": ()}
+    assert take_text_part(model, account)[0].missing == (names[0],)
 
 
 @pytest.mark.parametrize(
