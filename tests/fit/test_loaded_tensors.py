@@ -32,7 +32,7 @@ from specbench.drafters.mtp import MtpHead
 from specbench.errors import ModelError
 from specbench.files.head_files import Difference, unscaled
 from specbench.files.model import ModelFiles, open_model, require_weights
-from specbench.fit import loaded_tensors
+from specbench.fit import compatibility, loaded_tensors
 from specbench.fit.candidates import unsupported_reasons
 from specbench.fit.compatibility import check_target, head_findings
 from specbench.fit.loaded_tensors import UnknownError, asking, loaded_difference
@@ -197,6 +197,16 @@ def test_a_damaged_stored_format_is_refused_before_loading_and_while_loading(
     with pytest.raises(ModelError) as raised:
         load_model(damaged.spec, torch.device("cpu"))
     assert named in str(raised.value)
+
+
+def test_loading_finds_what_could_not_be_compared_before(packed_model, monkeypatch):
+    def fail(_: ModelFiles) -> Difference:
+        raise UnknownError("no reason")
+
+    monkeypatch.setattr(compatibility, "loaded_difference", fail)
+    lacking = rewrite(packed_model, lambda tensors: tensors.pop(NORM))
+    with pytest.raises(ModelError, match=f"missing: {NORM}"):
+        load_model(lacking.spec, torch.device("cpu"))
 
 
 def test_what_a_stored_format_does_not_read_is_a_warning(packed_model):
