@@ -561,8 +561,9 @@ def tensor_findings(model: ModelFiles) -> Iterator[FitFinding]:
         reason = f"{number} are read by no module that runs, the first is {first}"
         yield finding("tensors", "warning", None, count, reason)
     else:
+        level: Level = "warning" if model.stored_format else "ok"
         unpacked = "; only loading unpacks them" if model.stored_format else ""
-        yield finding("tensors", "ok", None, count, f"the same as what would be loaded{unpacked}")
+        yield finding("tensors", level, None, count, f"the same as what would be loaded{unpacked}")
 
 
 def _tree_findings(model: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
