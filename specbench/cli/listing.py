@@ -344,8 +344,9 @@ def check_hub(pairings: "Pairings", write: Path | None) -> tuple[list[dict[str, 
     from specbench.fit.pairings_file import differences, hub_models, require_new, write_filled
 
     require_new(write)
-    known = [hub_facts(spec.source, spec.revision) for spec in hub_models(pairings)]
-    facts = {fact.source: fact for fact in known if fact.problem is None}
+    models = [(spec.source, spec.revision) for spec in hub_models(pairings)]
+    known = [hub_facts(*model) for model in models]
+    facts = {model: fact for model, fact in zip(models, known, strict=True) if fact.problem is None}
     for fact in known:
         if fact.problem is not None:
             typer.echo(f"{fact.source}: {fact.problem}", err=True)

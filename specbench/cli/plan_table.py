@@ -21,6 +21,7 @@ from specbench.files.model import is_here
 from specbench.fit.demand import demand, gib
 from specbench.fit.memory_plan import DeploymentSpec
 from specbench.records import CellPlan, Length, Reason, ServerRecord, lengths
+from specbench.records.keys import AXES
 from specbench.settings import RunSettings
 from specbench.words.answers import REASON, text
 from specbench.words.table import text_table
@@ -37,19 +38,28 @@ class _Column(NamedTuple):
 
     name: str
     once: str = ""
+    is_always_shown: bool = False
 
 
+# The axes that the first columns and K state; each of the rest has a column if rows differ in it.
+_STATED = (
+    *("pairing", "target", "drafter", "workload", "request_settings", "method", "lossy"),
+    *("temperature", "concurrency", "num_samples", "context", "variant"),
+    *("num_speculative_tokens", "adaptive"),
+)
+_REST = [name for name in AXES if name not in _STATED]
 _COLUMNS = (
-    _Column("pairing"),
-    _Column("workload"),
-    _Column("method"),
+    _Column("pairing", is_always_shown=True),
+    _Column("workload", is_always_shown=True),
+    _Column("method", is_always_shown=True),
     _Column("T", "temperature {}"),
     _Column("batch", "batch {}"),
     _Column("context", "context {}"),
     _Column("variant", "variant {}"),
+    *(_Column(name) for name in _REST),
     _Column("prompts", "prompts {}"),
     _Column("repeats", "repeats {}"),
-    _Column("K"),
+    _Column("K", is_always_shown=True),
 )
 
 
@@ -97,7 +107,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
         ks_of.setdefault(_row(cell), []).append(cell.key.draft.length)
     rows = [(*row, lengths(ks)) for row, ks in ks_of.items()]
     values = list(map(set, zip(*rows, strict=True)))
-    shown = [i for i, column in enumerate(_COLUMNS) if not column.once or len(values[i]) > 1]
+    shown = [i for i, column in enumerate(_COLUMNS) if column.is_always_shown or len(values[i]) > 1]
     table = text_table(
         "",
         [_COLUMNS[i].name for i in shown],
@@ -134,6 +144,7 @@ def _row(cell: CellPlan) -> tuple[str, ...]:
         str(at.batch_size),
         "" if at.context is None else f"{at.context:,}",
         at.variant or "",
+        *("" if (value := AXES[name].of(cell.key)) is None else str(value) for name in _REST),
         str(cell.num_prompts),
         str(cell.num_repeats),
     )

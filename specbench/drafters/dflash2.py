@@ -26,7 +26,7 @@ _NEW_RANK, _NEW_CANDIDATES = 16, 8
 _NEW_TAPS, _NEW_GROUP = 2, 4
 
 
-class Candidates(NamedTuple):
+class CandidateTokens(NamedTuple):
     """The likeliest tokens at each position of a block, and what scores them."""
 
     tokens_BKM: Tensor
@@ -121,13 +121,13 @@ class DFlash2Head(DFlashHead):
 
     def candidates(
         self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int
-    ) -> Candidates:
+    ) -> CandidateTokens:
         """The candidates for the K tokens after the current one."""
         states_BKF = self.states(current_B1, places_BN, span, first_row)
         best = self.unembed(states_BKF).topk(self.style.num_candidates, dim=-1)
-        return Candidates(best.indices, best.values, states_BKF @ self.selector[2].T)
+        return CandidateTokens(best.indices, best.values, states_BKF @ self.selector[2].T)
 
-    def logits_after(self, candidates: Candidates, i: int, tokens_B1: Tensor) -> Tensor:
+    def logits_after(self, candidates: CandidateTokens, i: int, tokens_B1: Tensor) -> Tensor:
         """Logits [B, 1, V] of draft i after these tokens; -inf for all but its candidates."""
         before_VR, after_VR, _ = self.selector
         tokens_B1M, logits_B1M, gates_B1R = (part[:, i : i + 1] for part in candidates)

@@ -100,11 +100,14 @@ def hub_models(pairings: Pairings) -> tuple[ModelSpec, ...]:
     return tuple({(spec.source, spec.revision): spec for spec in specs}.values())
 
 
-def differences(pairings: Pairings, facts: Mapping[str, HubFacts]) -> Iterator[str]:
+HubFactsOf = Mapping[tuple[str, str | None], HubFacts]  # by source and requested revision
+
+
+def differences(pairings: Pairings, facts: HubFactsOf) -> Iterator[str]:
     """Entries that differ from the hub. Models that are quantized when loaded are not compared."""
     for pairing in pairings.all:
         for spec in pairing.models:
-            known = facts.get(spec.source)
+            known = facts.get((spec.source, spec.revision))
             if known is None or spec.weights_gib is None or spec.quantization is not None:
                 continue
             stored = (known.weight_bytes or 0) / GIB
@@ -112,12 +115,13 @@ def differences(pairings: Pairings, facts: Mapping[str, HubFacts]) -> Iterator[s
                 stated = f"weights_gib {spec.weights_gib:g}"
                 yield f"{spec.source}: {stated}, the hub has {stored:.1f} GiB"
         origin, draft = pairing.drafter.origin, pairing.drafter.model
-        license = facts[draft.source].license if draft and draft.source in facts else None
+        of_draft = facts.get((draft.source, draft.revision)) if draft else None
+        license = of_draft.license if of_draft else None
         if origin and origin.license and license and origin.license != license:
             yield f"{pairing.name}: license is {origin.license}, the hub says {license}"
 
 
-def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
+def filled(text: str, facts: HubFactsOf) -> str:
     """A pairings file, with missing revisions, licenses and memory sizes added from the hub.
 
     Existing entries and comments are not changed, and neither are entries on one line ({...}).
@@ -127,10 +131,12 @@ def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
     for number, line in enumerate(lines):
         made.append(line)
         match = _MODEL.match(line)
-        known = facts.get(match["source"]) if match else None
-        if match is None or known is None:
+        if match is None:
             continue
-        present = set(_siblings(lines, number, len(match["indent"])))
+        present = dict(_siblings(lines, number, len(match["indent"])))
+        known = facts.get((match["source"], present.get("revision")))
+        if known is None:
+            continue
         entry: dict[str, object] = {"revision": known.revision}
         if known.weight_bytes and "quantization" not in present:
             entry["weights_gib"] = max(round(known.weight_bytes / GIB, 1), 0.1)
@@ -144,17 +150,17 @@ def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
     return "\n".join(made) + "\n"
 
 
-def _siblings(lines: Sequence[str], number: int, indent: int) -> Iterator[str]:
-    """The keys of the mapping that the line belongs to."""
+def _siblings(lines: Sequence[str], number: int, indent: int) -> Iterator[tuple[str, str]]:
+    """The keys of the mapping that the line belongs to, with their values on the same line."""
     start = end = number
     while start > 0 and _is_inside(lines[start - 1], indent):
         start -= 1
     while end + 1 < len(lines) and _is_inside(lines[end + 1], indent):
         end += 1
     for line in lines[start : end + 1]:
-        key = re.match(rf" {{{indent}}}([\w]+):", line)
+        key = re.match(rf" {{{indent}}}(\w+): *[\"']?([^\s\"'#]*)", line)
         if key:
-            yield key[1]
+            yield key[1], key[2]
 
 
 def _is_inside(line: str, indent: int) -> bool:
@@ -162,7 +168,7 @@ def _is_inside(line: str, indent: int) -> bool:
     return not bare or bare.startswith("#") or len(line) - len(line.lstrip()) >= indent
 
 
-def write_filled(file: Path, path: Path, facts: Mapping[str, HubFacts]) -> None:
+def write_filled(file: Path, path: Path, facts: HubFactsOf) -> None:
     """Write a copy of a pairings file with facts from the hub. UsageError, StoreError."""
     _write(path, filled(file.read_text(encoding="utf-8"), facts))
 

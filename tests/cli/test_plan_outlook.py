@@ -234,6 +234,19 @@ def test_a_plan_wraps_long_names_without_truncation(tmp_path: Path) -> None:
     assert "…" not in ran.out
 
 
+def test_any_axis_in_which_rows_differ_has_a_column(tmp_path: Path) -> None:
+    planned = specbench(
+        *("sweep-k", "demo/draft", "-w", "code", "-k", "4", "--dry-run", "--device", "cpu"),
+        *("--draft-p-min", "0,0.6"),
+        cwd=tmp_path,
+    ).out.splitlines()
+    heading = next(line for line in planned if line.startswith("pairing"))
+    assert heading.split() == ["pairing", "workload", "method", "p_min", "K"]
+    start = heading.index("p_min")
+    rows = planned[planned.index(heading) + 1 :][:3]
+    assert [row[start : start + 5].strip() for row in rows] == ["", "", "0.6"]
+
+
 def test_the_plan_states_the_expected_time_and_its_limit() -> None:
     whole = PlanOutlook(
         target="big",

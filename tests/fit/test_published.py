@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +171,12 @@ def test_missing_fields_are_written_next_to_their_entry() -> None:
     targets = (
         "  a:\n    quantization: int8\n    model: org/a\n  b:\n    model: org/a\n    revision: v1\n"
     )
-    facts = HubFacts(source="org/a", revision=REVISION, weight_bytes=1000)
-    quantized, unquantized = filled(targets, {"org/a": facts}).split("  b:\n")
+    newest = HubFacts(source="org/a", revision=REVISION, weight_bytes=1000)
+    older = replace(newest, revision=REVISION[::-1], weight_bytes=2 * GIB)
+    facts = {("org/a", None): newest, ("org/a", "v1"): older}
+    quantized, unquantized = filled(targets, facts).split("  b:\n")
     assert quantized.endswith(f'int8\n    model: org/a\n    revision: "{REVISION}"\n')
-    assert unquantized == "    model: org/a\n    weights_gib: 0.1\n    revision: v1\n"
+    assert unquantized == "    model: org/a\n    weights_gib: 2.0\n    revision: v1\n"
 
 
 @pytest.mark.usefixtures("hub")

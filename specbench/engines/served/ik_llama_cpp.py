@@ -166,7 +166,7 @@ def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
     return counts_of_rounds(answer, rounds, k, num_overshot=num_overshot)
 
 
-class _Lookup(NamedTuple):
+class _NgramStage(NamedTuple):
     """The parameters of a lookup by the key of its stage, and the key for K besides n_max."""
 
     kind: str
@@ -176,11 +176,11 @@ class _Lookup(NamedTuple):
 
 _MAPS = {"ngram_size_n": "key_size", "ngram_min_hits": "min_hits"}
 _LOOKUPS = {
-    "ngram": _Lookup("ngram-simple", {"ngram_size_n": "max_ngram"}, "ngram_size_m"),
-    "ngram_map_k": _Lookup("ngram-map-k", _MAPS, "ngram_size_m"),
-    "ngram_map_k4v": _Lookup("ngram-map-k4v", _MAPS, "ngram_size_m"),
-    "ngram_mod": _Lookup("ngram-mod", {"ngram_size_n": "match_length", "n_min": "min_drafts"}),
-    "ngram_cache": _Lookup("ngram-cache", {}),
+    "ngram": _NgramStage("ngram-simple", {"ngram_size_n": "max_ngram"}, "ngram_size_m"),
+    "ngram_map_k": _NgramStage("ngram-map-k", _MAPS, "ngram_size_m"),
+    "ngram_map_k4v": _NgramStage("ngram-map-k4v", _MAPS, "ngram_size_m"),
+    "ngram_mod": _NgramStage("ngram-mod", {"ngram_size_n": "match_length", "n_min": "min_drafts"}),
+    "ngram_cache": _NgramStage("ngram-cache", {}),
 }
 _KINDS = {
     "draft_model": "draft",
