@@ -16,7 +16,12 @@ import typer
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import AdhocPairing, known_pairings, yaml_snippet
 from specbench.cli.checks import checked
-from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
+from specbench.cli.preflight import (
+    preflight,
+    require_device_and_out,
+    require_loadable,
+    require_reachable,
+)
 from specbench.errors import DeviceLostError, ExitCode, UsageError
 from specbench.settings import DraftSettings, RunSettings, ServerSettings
 from specbench.settings.option import choices_of, leaves
@@ -338,6 +343,7 @@ def _show_plan(
     if is_here and not plan.running:
         try:
             require_device_and_out(settings, None)
+            require_reachable(plans, settings)
             require_startable(plans)
         except UsageError as error:
             missing.insert(0, str(error))

@@ -37,6 +37,7 @@ def preflight(
     from specbench.bench.planning import plan_run
 
     plan = plan_run(settings, pairings)
+    require_reachable(plan.targets, settings)
     require_memory(plan.targets, settings, skip=skip_memory_check)
     require_loadable(settings, pairings)
     return plan
@@ -65,28 +66,31 @@ def require_device_and_out(settings: RunSettings, runs_dir: Path | None) -> None
     """Raises UsageError for an impossible device, thread count or folder."""
     if not set(settings.load.engines) <= set(SERVED):
         require_machine(settings.machine)
-        _require_reachable(settings)
     if runs_dir is not None:
         require_writable(runs_dir)
 
 
-def _require_reachable(settings: RunSettings) -> None:
-    """Raises UsageError for a margin of error that the state of the machine alone exceeds."""
+def require_reachable(plans: "Sequence[TargetPlan]", settings: RunSettings) -> None:
+    """Raises UsageError for a margin of error that the state of the machine alone exceeds in a run
+    over all prompts."""
     wanted, device = settings.effort.precision, settings.machine.device
-    if wanted is None:
+    if wanted is None or set(settings.load.engines) <= set(SERVED):
         return
     from specbench.probes.gpu import has_gpu_driver
     from specbench.stats.machine_noise import MachineKind, least_margin
 
     is_cpu = device == "cpu" or (not device.startswith("cuda") and not has_gpu_driver())
     kind = MachineKind.QUIET_CPU if is_cpu else MachineKind.GPU
-    least = least_margin(kind)
+    cells = [cell for plan in plans for cell in plan.cell_plans()]
+    one_at_a_time = [cell.num_prompts for cell in cells if not cell.key.condition.overlaps]
+    num_prompts = max(one_at_a_time, default=0)
+    least = least_margin(kind, num_prompts)
     if wanted < least:
         runs = ceil((least / wanted) ** 2)
         raise UsageError(
             f"--margin-of-error {100 * wanted:g}%: the state of a {kind} alone makes a margin of "
-            f"{least:.1%} in one run, whatever its prompts; use {ceil(100 * least)}% or more, or "
-            f"compare {runs} runs at different times"
+            f"{least:.1%} in one run over {num_prompts} prompts; use {ceil(100 * least)}% or more, "
+            f"or compare {runs} runs at different times"
         )
 
 

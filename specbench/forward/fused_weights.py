@@ -1,6 +1,6 @@
 """The weights of dense Llama-family layers, joined so that a layer needs four matrix products.
 
-No weight is stored twice. The matrices are joined once, layer by layer, and the modules' parameters
+No matrix is stored twice. The matrices are joined once, layer by layer, and the modules' parameters
 become views of them, so that the model's forward still runs.
 """
 

@@ -1,4 +1,4 @@
-"""Reads the folder of a draft head: the config immediately, each tensor on first use.
+"""Reads the folder of a draft head: the config and pickles immediately, safetensors on first use.
 
 The files are not trusted: a pickle may contain only tensors, and an index or a link must not lead
 outside the folder.

@@ -2,8 +2,8 @@
 
 The ratio of K to K = 0 follows the state of the machine: neighbors of a virtual machine, clocks and
 caches slow K = 0 more than K. Blocks a few seconds apart share a state in part, blocks of one run
-more than those of two runs. So a run is three consecutive parts whose states have the variance
-`variance` and the correlation SHARED:
+more than those of two runs. So a run is consecutive parts of a few requests, at least three, whose
+states have the variance `variance` and the correlation SHARED:
 
     variance of the run's log ratio = variance * (SHARED + (1 - SHARED) / number of parts).
 
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from specbench.stats.spread import Uncertainty
 
 SHARED = 0.3  # correlation of the states of two parts of one run
-PARTS = 3
+PARTS = 3  # of a run at least
 SECONDS_PER_RATIO = 2.0  # the ratio follows the seconds of K = 0 with a slope of 0.4 to 0.6
 # Deviation of a ratio of two cells that both draft, against that of K = 0 to K. On a busy machine,
 # two loads of one model in a run differed by no more than their requests' own noise explains.
@@ -108,13 +108,13 @@ class MachineNoise:
     def with_run(self, costs: ArrayLike) -> "MachineNoise":
         """This variance pooled with that of a run, from the log ratios of its requests in order.
 
-        Its PARTS consecutive parts are compared. Ratios per round are best, because prompts hardly
-        differ in them. Too few requests make one part, whose deviation is not measured.
+        Its consecutive parts are compared. Ratios per round are best, because prompts hardly differ
+        in them. Too few requests make one part, whose deviation is not measured.
         """
         logs = np.asarray(costs, dtype=np.float64)
         if len(logs) < 2 * PARTS:
             return self.of_parts(())
-        parts = np.array_split(logs, PARTS)
+        parts = np.array_split(logs, num_parts(len(logs)))
         error = float(np.mean([part.var(ddof=1) / len(part) for part in parts]))
         return self.of_parts([part.mean() for part in parts], error)
 
@@ -125,12 +125,21 @@ def assumed_noise(kind: MachineKind, *, alike: bool = False) -> MachineNoise:
     return MachineNoise(kind=kind, variance=(kind.assumed * (ALIKE if alike else 1.0)) ** 2)
 
 
+def num_parts(num_requests: int) -> int:
+    """The parts of a run with enough requests: about as many as each of them has requests.
+
+    A state may last for seconds or for a run. Parts that grow with the run allow for both, as batch
+    means do (Flegal and Jones 2010, Batch means and spectral variance estimators).
+    """
+    return max(PARTS, math.isqrt(num_requests))
+
+
 def run_deviation(kind: MachineKind) -> float:
     """The deviation of the log ratios of identical runs that is assumed."""
     return replace(assumed_noise(kind), num_parts=PARTS).of_run.standard_error
 
 
-def least_margin(kind: MachineKind) -> float:
-    """The relative margin of a run's speedup that the machine makes if its parts are all alike;
-    more prompts do not make it smaller."""
-    return math.expm1(assumed_noise(kind).of_parts(np.zeros(PARTS)).of_run.margin())
+def least_margin(kind: MachineKind, num_requests: int) -> float:
+    """The relative margin of a run's speedup that the machine makes if its parts are all alike."""
+    alike = np.zeros(num_parts(num_requests))
+    return math.expm1(assumed_noise(kind).of_parts(alike).of_run.margin())
