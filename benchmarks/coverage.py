@@ -3,8 +3,9 @@
     python -m benchmarks.coverage --runs 24 --name idle -- demo/draft -k 4 --num-prompts 10
     python -m benchmarks.coverage --runs 24 --name loaded --load -- demo/draft -k 4 ...
 
-Every run is a process with a seed of its own and an empty folder of runs. It is compared with the
-geometric mean of the others:
+Every run is a process with a seed of its own and an empty folder of runs. With `--keep FOLDER`,
+runs that are in it are analyzed again and not repeated. A run is compared with the geometric mean
+of the others:
 
 - `covered`: intervals that contain it, with its own error added;
 - `f`: the mean distance from it, in those that intervals of this width promise; 1 is honest, above
@@ -40,13 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=24)
     parser.add_argument("--name", required=True)
     parser.add_argument("--load", action="store_true", help="beside a program that comes and goes")
+    parser.add_argument("--keep", type=Path, help="a folder for the runs")
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args(arguments)
     load = multiprocessing.Process(target=_come_and_go, daemon=True)
     if asked.load:
         load.start()
     try:
-        documents = [_run(asked.command, seed) for seed in range(asked.runs)]
+        with tempfile.TemporaryDirectory() as folder:
+            room = asked.keep or Path(folder)
+            documents = [_run(asked.command, seed, room / str(seed)) for seed in range(asked.runs)]
     finally:
         if asked.load:
             load.terminate()
@@ -56,16 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps(known[asked.name], indent=1))
 
 
-def _run(command: Sequence[str], seed: int) -> dict[str, Any]:
+def _run(command: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
     print(f"run {seed + 1}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        words = [*command, "--seed", str(seed), "--runs-dir", folder, "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "specbench", "run", *words], capture_output=True, text=True
-        )
+    words = ["run", *command, "--seed", str(seed), "--runs-dir", str(folder), "--json"]
+    if folder.exists():
+        words = ["report", "latest", "--runs-dir", str(folder), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "specbench", *words], capture_output=True, text=True
+    )
     if done.returncode not in (0, 3):
         sys.exit(done.stderr[-500:])
-    time.sleep(random.uniform(0, 5))
+    if words[0] == "run":
+        time.sleep(random.uniform(0, 5))
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
