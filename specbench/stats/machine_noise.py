@@ -23,7 +23,6 @@ from specbench.stats.spread import Uncertainty
 
 SHARED = 0.3  # correlation of the states of two parts of one run
 PARTS = 3  # of a run at least
-REQUESTS_A_PART = 5  # as in the runs of ten prompts that the assumed deviations are from
 SECONDS_PER_RATIO = 2.0  # the ratio follows the seconds of K = 0 with a slope of 0.4 to 0.6
 # Deviation of a ratio of two cells that both draft, against that of K = 0 to K. On a busy machine,
 # two loads of one model in a run differed by no more than their requests' own noise explains.
@@ -127,12 +126,14 @@ def assumed_noise(kind: MachineKind, *, alike: bool = False) -> MachineNoise:
 
 
 def num_parts(num_requests: int) -> int:
-    """The parts of a run with enough requests.
+    """The parts of a run with enough requests: about as many as each of them has requests.
 
-    In ten runs of forty prompts on two virtual cores, states of five requests differed by 0.026
-    within a run, and the means of the runs by 0.036 instead of 0.020 if no state were shared.
+    A state may last for seconds or for the run. Parts that get longer and more allow for both, as
+    batch means do (Flegal and Jones 2010, Batch means and spectral variance estimators in Markov
+    chain Monte Carlo). In ten runs of forty prompts on two virtual cores, parts of five requests
+    differed by 0.026 within a run, and the runs by 0.036, or 0.020 if they shared no state.
     """
-    return max(PARTS, num_requests // REQUESTS_A_PART)
+    return max(PARTS, math.isqrt(num_requests))
 
 
 def run_deviation(kind: MachineKind) -> float:

@@ -59,15 +59,13 @@ def test_a_length_that_cannot_be_exported_is_refused(folder: Path, options, mess
 
 
 @pytest.mark.slow
-def test_a_measured_run_ends_with_k_by_context(tmp_path: Path) -> None:
+def test_a_measured_run_ends_with_k_by_context(tiny: Path, tmp_path: Path) -> None:
     options = ("-w", "code", "-k", "4", "--num-prompts", "5", "--max-new-tokens", "12")
-    lengths = ("--prompt-tokens", "80,240")
-    ran = specbench("run", "demo/draft", *options, *lengths, cwd=tmp_path)
+    lengths = ("--prompt-tokens", "80,200", "--runs-dir", tmp_path)
+    ran = specbench("run", "tiny/draft", *options, *lengths, cwd=tiny)
     assert ran.is_complete, ran.err
     answer = r"(K=4|undecided|do not speculate)"
-    tiers = rf"({answer} from 80 to 240 tokens|{answer} up to 80 tokens; {answer} from 240)"
+    tiers = rf"({answer} from 80 to 200 tokens|{answer} up to 80 tokens; {answer} from 200)"
     line = ran.out.strip().splitlines()[-2]
-    assert re.match(
-        rf"demo/draft, demo code, by context: {tiers}(; break-even with K=4: .*)?$", line
-    )
-    assert line in specbench("recommend", cwd=tmp_path).out
+    assert re.match(rf"tiny/draft, code, by context: {tiers}(; break-even with K=4: .*)?$", line)
+    assert line in specbench("recommend", "--runs-dir", tmp_path, cwd=tiny).out

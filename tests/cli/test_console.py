@@ -86,7 +86,9 @@ FIGURE = re.compile(r"(?<!\S)[\d,.]+(?: [KMG]iB)?(?!\S)")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize(  # the narrowest is split into the most parts
+    "columns", [40, *(pytest.param(columns, marks=pytest.mark.long) for columns in (60, 80))]
+)
 def test_in_a_narrow_terminal_no_figure_is_cut(long_name, wide, columns):
     lines = table(on_a_terminal(columns, *DRY, LONG, cwd=long_name))
     parts = [i for i, line in enumerate(lines) if line.startswith("memory  ")]

@@ -15,17 +15,19 @@ from safetensors.torch import load_file, save_file
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
-from specbench.errors import SpecbenchError
+from specbench.errors import ModelError, SpecbenchError
+from specbench.files import model as model_files
 from specbench.files.headers import INDEX
-from specbench.files.model import open_model
+from specbench.files.model import open_model, require_config
 from specbench.fit.compatibility import check_drafter, check_target
 from specbench.inputs.config import load_pairings
 from specbench.records import Request, Sampling
 from tests.cli.calls import CommandResult, specbench
 from tests.cli.conftest import SMALL
 from tests.gguf_files import write_gguf
-from tests.tiny_models import VOCAB_SIZE, change_json, write_head, write_model
+from tests.tiny_models import VOCAB_SIZE, change_config, change_json, write_head, write_model
 
+FEW_LABELS = 1_000  # the most that the cases allow: transformers names each
 DRAFTED = 100  # of the target's tokens, by the heads with their own vocabulary
 RUN = ("-w", "prompts.jsonl", "-k", "2", *SMALL, "--num-prompts", "2")
 
@@ -528,7 +530,7 @@ MODELS = {
     "no key heads": Case("draft_model", configure(num_key_value_heads=0), ("is 0", "1 or more")),
     "null": Case("draft_model", write_null("hidden_act"), ("hidden_act", "None")),
     "code that is null": Case("draft_model", write_null("auto_map"), ("auto_map is null",)),
-    "too many labels": Case("draft_model", configure(num_labels=2**20 + 1), ("num_labels",)),
+    "too many labels": Case("draft_model", configure(num_labels=FEW_LABELS + 1), ("num_labels",)),
     "a dtype that torch lacks": Case(
         "draft_model", configure(dtype="float7"), ("dtype is 'float7'", "bfloat16")
     ),
@@ -657,6 +659,20 @@ def refusal_of_loading(folder: Path, engine: BuiltinEngine | None = None) -> str
     return str(refused.value)
 
 
+@pytest.fixture
+def few_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit whose labels transformers names at once, instead of in many seconds."""
+    monkeypatch.setitem(model_files._MOST, "num_labels", FEW_LABELS)
+
+
+def test_more_labels_than_any_model_has_are_refused(tmp_path: Path):
+    model = change_config(write_model(tmp_path), num_labels=2**20)
+    require_config(model)
+    with pytest.raises(ModelError, match="num_labels"):
+        require_config(change_config(model, num_labels=2**20 + 1))
+
+
+@pytest.mark.usefixtures("few_labels")
 @pytest.mark.sampled(one_in=6)  # loading and planning refuse every case below
 @pytest.mark.parametrize("name", CASES)
 def test_every_command_refuses_what_loading_refuses(
@@ -681,6 +697,7 @@ def test_every_command_refuses_what_loading_refuses(
         assert word in message
 
 
+@pytest.mark.usefixtures("few_labels")
 @pytest.mark.parametrize("name", CASES)
 def test_planning_and_loading_give_the_same_reason(
     models: Path, sound_engine: BuiltinEngine, tmp_path: Path, name: str

@@ -314,7 +314,7 @@ def test_a_set_is_measured_and_its_command_is_printed(
     ran = specbench(
         "pair t.gguf --draft small.gguf+ngram_mod -k 0,4 --max-new-tokens 24",
         *("-w", prompts, "--engine-python", server, "--engine-args", "-ngl 99"),
-        *("--plan-context", "512", "--time-budget", "40s", "--json"),
+        *("--plan-context", "512", "--time-budget", "20s", "--json"),
         cwd=tmp_path,
     )
     assert ran.code == 0, ran.err

@@ -32,7 +32,7 @@ KS = [5, 5, 0, 3, 0, 5, 1, 5, 5]
 
 
 class PlainDFlash2(PlainDFlash):
-    """Every number of a convolution is a sum; the drafts before are given."""
+    """Every token of a convolution is a sum over taps; the drafts before are given."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -48,11 +48,8 @@ class PlainDFlash2(PlainDFlash):
         base, out_NF = self.tensors[f"{at}.base_kernel"], torch.zeros_like(x_NF)
         for n in range(len(x_NF)):
             for tap in range(min(self.facts["conv_kernel_size"], n + 1)):
-                for f in range(x_NF.shape[1]):
-                    kernel = (
-                        base[side, tap, f] + sums[n, side, tap, f // self.facts["conv_group_size"]]
-                    )
-                    out_NF[n, f] += kernel * x_NF[n - tap, f]
+                sums_F = sums[n, side, tap].repeat_interleave(self.facts["conv_group_size"])
+                out_NF[n] += (base[side, tap] + sums_F) * x_NF[n - tap]
         return out_NF
 
     def logits(self, text: Sequence[int], k: int) -> Tensor:

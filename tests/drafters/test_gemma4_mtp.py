@@ -197,6 +197,7 @@ def our_rounds(subject: Pair, prompt: tuple[int, ...], k: int) -> list[Round]:
     return [Round(*of) for of in zip(noting.noted, result.rounds.num_accepted, strict=True)]
 
 
+@pytest.mark.sampled(one_in=2, every=["num_centroids", "k"])
 @pytest.mark.parametrize("num_centroids", [0, 10])
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_rounds_are_those_of_transformers_over_committed_tokens(num_centroids: int, k: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,17 +156,24 @@ def test_experts_of_another_size_are_named(tmp_path):
     assert any("mlp.experts" in text for text in wrong.other)
 
 
-@pytest.fixture
-def packed_model(tmp_path: Path) -> ModelFiles:
+@pytest.fixture(scope="module")
+def packed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in torchao's int8, with a tokenizer."""
-    write_model(tmp_path / "plain")
+    folder = tmp_path_factory.mktemp("int8")
+    write_model(folder / "plain")
     AutoModelForCausalLM.from_pretrained(
-        tmp_path / "plain",
+        folder / "plain",
         dtype=torch.float32,
         quantization_config=TorchAoConfig(Int8WeightOnlyConfig()),
-    ).save_pretrained(tmp_path / "packed")
-    make_tokenizer().save_pretrained(tmp_path / "packed")
-    return files_of(tmp_path / "packed")
+    ).save_pretrained(folder / "packed")
+    make_tokenizer().save_pretrained(folder / "packed")
+    return folder / "packed"
+
+
+@pytest.fixture
+def packed_model(packed_folder: Path, tmp_path: Path) -> ModelFiles:
+    """Its own copy of that model."""
+    return files_of(Path(shutil.copytree(packed_folder, tmp_path / "packed")))
 
 
 UP = "model.layers.0.mlp.up_proj._weight_qdata"
@@ -512,6 +520,7 @@ def test_experts_of_mtp_layers_are_compared_before_they_are_loaded(mixture):
         assert words in reason
 
 
+@pytest.mark.sampled(one_in=2)  # in this process, each family is compared above
 @pytest.mark.slow
 def test_another_process_compares_the_experts_of_mtp_layers(mixture, monkeypatch):
     name = mtp_expert(mixture)

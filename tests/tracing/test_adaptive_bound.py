@@ -42,6 +42,7 @@ def decode(engine, drafter: str, text: TargetText, ks: list[int]) -> RoundLog:
 MIXED = ("code", "chat", "creative")
 
 
+@pytest.mark.sampled(one_in=2, every=["drafter", "workloads"])
 @pytest.mark.parametrize("workloads", [*((name,) for name in MIXED), MIXED], ids="+".join)
 @pytest.mark.parametrize("drafter", ["draft", "ngram"])
 def test_a_decode_at_the_best_k_accepts_what_the_walk_does(drafter: str, workloads: Sequence[str]):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from specbench.watch.k_forecast import best_of, curve_near, forecasts
 from specbench.watch.report import DOCUMENT, has_fault, summary_of
 from specbench.watch.server import windows
 from specbench.watch.traffic import WatchedTraffic, Window, rates
+from tests.cli.calls import specbench
 from tests.servers.http_server import Handler, serving_with
 
 K = 4
@@ -33,12 +35,10 @@ CODE, PROSE = (0.85, 0.8, 0.78, 0.75), (0.6, 0.5, 0.45, 0.4)
 def request(rng, chances, tokens=96):
     """Rounds and accepted tokens by position of one request, whose text is easier or harder."""
     easier = np.clip(np.array(chances) + rng.normal(0, 0.08), 0.0, 0.98)
-    rounds, emitted, at = 0, 0, np.zeros(K)
-    while emitted < tokens:
-        accepted = int((rng.random(K) < easier).cumprod().sum())
-        at[:accepted] += 1
-        rounds, emitted = rounds + 1, emitted + accepted + 1
-    return rounds, at, emitted
+    kept = (rng.random((tokens, K)) < easier).cumprod(1)  # of more rounds than it has
+    emitted = (kept.sum(1) + 1).cumsum()
+    rounds = int(np.searchsorted(emitted, tokens)) + 1
+    return rounds, kept[:rounds].sum(0, dtype=np.float64), int(emitted[rounds - 1])
 
 
 def window(rng, chances, num_requests=2):
@@ -88,8 +88,10 @@ def busy_windows(rng, engine, length, concurrency, chances):
     at_end = np.zeros((K + 1, concurrency))  # not counted yet: rounds, then accepted by position
     for of_window in chances:
         easy = np.clip(np.array(of_window)[:, None] + easier, 0.0, 0.98)
-        kept = (rng.random((20, *easy.shape)) < easy).cumprod(1).sum(0)
-        at_end += np.vstack([np.full(concurrency, 20.0), kept])
+        reached = [np.full(concurrency, 20)]  # rounds, then those in which each position is kept
+        for chance in easy:
+            reached.append(rng.binomial(reached[-1], chance))
+        at_end += reached
         left -= 1
         ended = left == 0
         is_counted = np.full(concurrency, engine == "vllm") | ended
@@ -427,27 +429,27 @@ class FakeVllm(Handler):
         return self.send("\n".join(lines) + "\n")
 
 
-def run(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "specbench", "watch", *words], capture_output=True, text=True
-    )
+@pytest.fixture
+def run(tmp_path):
+    """`specbench watch` in this process; the tests of signals run a process of its own."""
+    return partial(specbench, "watch", cwd=tmp_path)
 
 
-def test_a_server_is_watched_and_the_lines_are_those_of_the_schema(tmp_path):
+def test_a_server_is_watched_and_the_lines_are_those_of_the_schema(tmp_path, run):
     table = tmp_path / "costs.csv"
     table.write_text("k,cost\n0,1\n1,1.1\n2,2.0\n")
     with serving_with(FakeVllm) as url:
-        done = run("--base-url", url, "--for", "2s", "--every", "0.2s", "--json")
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
-        assert done.returncode == 0, done.stderr
+        often = ("--base-url", url, "--for", "1s", "--every", "0.1s")
+        done = run(*often, "--json")
+        lines = [json.loads(line) for line in done.out.splitlines()]
+        assert done.code == 0, done.err
         assert {frozenset(line) for line in lines} == {frozenset(DOCUMENT.keys)}
         assert [line["part"] for line in lines[-2:]] == ["window", "summary"]
         summary = lines[-1]
         assert summary["mean_acceptance_length"]["estimate"] == pytest.approx(2.2)
         rates = [rate["estimate"] for rate in summary["acceptance_rate_per_position"]]
         assert rates == pytest.approx([0.8, 0.4], abs=0.01)
-        shown = run("--base-url", url, "--for", "2s", "--every", "0.2s", "--step-times", str(table))
-        assert "forecast: K=1" in shown.stdout
+        assert "forecast: K=1" in run(*often, "--step-times", table).out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -463,18 +465,18 @@ def test_a_signal_ends_the_watch_with_its_summary(number):
     assert (watch.returncode, json.loads(last)["part"]) == (0, "summary")
 
 
-def test_a_server_without_drafts_or_without_counters_is_told():
+def test_a_server_without_drafts_or_without_counters_is_told(run):
     with serving_with(FakeVllm, drafts=False) as url:
-        done = run("--base-url", url, "--for", "1s", "--every", "0.2s")
-        assert "no drafts in" in done.stdout
+        done = run("--base-url", url, "--for", "0.5s", "--every", "0.1s")
+        assert "no drafts in" in done.out
     with serving_with(Handler, do_GET=lambda self: self.send("", status=404)) as url:
-        done = run("--base-url", url, "--for", "1s", "--every", "0.2s")
-        assert (done.returncode, "no page of counters" in done.stderr) == (2, True)
+        done = run("--base-url", url, "--for", "0.5s", "--every", "0.1s")
+        assert (done.code, "no page of counters" in done.err) == (2, True)
     done = run("--base-url", "http://localhost:1", "--for", "1s", "--every", "5s")
-    assert (done.returncode, "--every" in done.stderr) == (2, True)
+    assert (done.code, "--every" in done.err) == (2, True)
 
 
-def test_an_error_page_is_no_restart_and_no_traffic():
+def test_an_error_page_is_no_restart_and_no_traffic(run):
     class Proxied(FakeVllm):
         def do_GET(self):
             if self.path == "/metrics" and getattr(type(self), "readings", 0) == 9:
@@ -483,27 +485,22 @@ def test_an_error_page_is_no_restart_and_no_traffic():
             return super().do_GET()
 
     with serving_with(Proxied) as url:
-        done = run("--base-url", url, "--for", "4s", "--every", "0.1s", "--json")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert "no counters" in done.stderr
+        done = run("--base-url", url, "--for", "2s", "--every", "0.05s", "--json")
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert "no counters" in done.err
     assert {line["num_rounds"] for line in lines[:-1]} == {100.0}
 
 
-def test_step_times_that_do_not_fit_are_told_before_watching(tmp_path):
+def test_step_times_that_do_not_fit_are_told_before_watching(tmp_path, run, monkeypatch):
+    monkeypatch.setattr("specbench.watch.server.windows", None)
     table = tmp_path / "costs.csv"
     table.write_text("k,cost\n0,1\n1,1.1\n")
     with serving_with(FakeVllm) as url:
-        words = ("--base-url", f"{url}#k=4", "--for", "1h", "--step-times", str(table))
-        done = subprocess.run(
-            [sys.executable, "-m", "specbench", "watch", *words],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert (done.returncode, "no cost of K=4" in done.stderr) == (2, True)
+        done = run("--base-url", f"{url}#k=4", "--for", "1h", "--step-times", table)
+        assert (done.code, "no cost of K=4" in done.err) == (2, True)
 
 
-def test_step_times_that_turn_out_not_to_fit_leave_the_summary(tmp_path):
+def test_step_times_that_turn_out_not_to_fit_leave_the_summary(tmp_path, run):
     class Late(FakeVllm):
         """It has counters of drafts, and so a K, from its first drafts on."""
 
@@ -514,10 +511,10 @@ def test_step_times_that_turn_out_not_to_fit_leave_the_summary(tmp_path):
     table = tmp_path / "costs.csv"
     table.write_text("k,cost\n0,1\n1,1.1\n")
     with serving_with(Late) as url:
-        words = ("--base-url", url, "--for", "3s", "--every", "0.1s", "--step-times", str(table))
+        words = ("--base-url", url, "--for", "2s", "--every", "0.05s", "--step-times", table)
         late = run(*words, "--json")
-    assert json.loads(late.stdout.splitlines()[-1])["part"] == "summary"
-    assert "warning: --step-times" in late.stderr
+    assert json.loads(late.out.splitlines()[-1])["part"] == "summary"
+    assert "warning: --step-times" in late.err
 
 
 def test_a_server_that_is_lost_is_told_once():
