@@ -3,12 +3,13 @@
 import os
 import time
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specbench.bench import verification
+from specbench.bench import sharding, verification
 from specbench.bench.planning import plan_run
 from specbench.bench.sharding import ALL, Shard, run_sharded
 from specbench.bench.verification import _collect, _num_processes
@@ -89,6 +90,13 @@ def test_each_item_is_in_exactly_one_shard() -> None:
     assert all(ALL.has(piece) for piece in range(10))
 
 
+@pytest.fixture
+def forked_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that need no imports; the spawned ones are in the test of imports below."""
+    monkeypatch.setattr(sharding, "get_context", lambda _: get_context("fork"))
+
+
+@pytest.mark.usefixtures("forked_shards")
 @pytest.mark.parametrize("num_processes", [1, 3])
 def test_findings_are_ordered_and_reported_once(num_processes: int) -> None:
     watch = RecordingWatch()
@@ -97,11 +105,13 @@ def test_findings_are_ordered_and_reported_once(num_processes: int) -> None:
     assert set(watch.stages) == {f"share {first}" for first in range(num_processes)}
 
 
+@pytest.mark.usefixtures("forked_shards")
 def test_an_error_in_one_shard_ends_the_sharded_run() -> None:
     with pytest.raises(ModelError, match="no such model"):
         run_sharded(refusing, 2, RecordingWatch())
 
 
+@pytest.mark.usefixtures("forked_shards")
 def test_a_server_that_dies_is_reported() -> None:
     with pytest.raises(DeviceError, match="code -9"):
         run_sharded(killed, 2, RecordingWatch())
@@ -117,6 +127,7 @@ def test_logs_during_imports_are_silenced(
     assert "no kernel" not in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("forked_shards")
 def test_ctrl_c_is_for_the_parent_and_leaves_no_process(tmp_path: Path) -> None:
     class Interrupted(RecordingWatch):
         def stage(self, text: str, part: str = "") -> None:  # noqa: ARG002

@@ -111,6 +111,8 @@ def test_doctor_on_a_cpu_starts_no_process_and_imports_no_torch(tmp_path):
         "import sys, subprocess\n"
         "from specbench.cli import main\n"
         "sys.modules['specbench.cli.doctor'].check_gpu = lambda: sys.exit('started')\n"
+        "from specbench.fit.loaded_tensors import _Process\n"
+        "_Process.ask = lambda *_: {}\n"  # the one that builds the target: test_loaded_tensors.py
         "sys.argv = ['specbench', 'doctor', 'demo/ngram', '--json']\n"
         "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code, done.code\n"
         "assert 'torch' not in sys.modules\n"

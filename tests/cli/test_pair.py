@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -194,16 +192,9 @@ def test_a_lossy_drafter_is_planned_only_if_named(tmp_path):
 
 @pytest.mark.slow
 def test_the_bundled_pair_can_be_planned_from_any_folder(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "specbench", "pair", "demo", "--dry-run", "--gpu", "H100"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0
-    assert "token-recycling" in done.stdout
-    slow = "building demo:target without weights"  # if importing torch takes so long
-    assert all(line.startswith(slow) for line in done.stderr.splitlines())
+    ran = plan("demo", "--gpu", "H100", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    assert "token-recycling" in ran.out
 
 
 @pytest.mark.slow
