@@ -231,7 +231,7 @@ class TargetPlan:
         """K = 0 and every K of every pairing, of one serving engine, under each variant.
 
         With an adaptive K the variants after the first are the engine's own schemes, which choose
-        from the K up to the largest.
+        from the K up to the largest, or further.
         """
         variants = self.settings.servers.variants or (None,)
         conditions = [replace(condition, variant=variant) for variant in variants]
@@ -245,7 +245,8 @@ class TargetPlan:
                 if k > 0:
                     draft = _draft(pairing.drafter, Fixed(k))
                     yield from (self._cell(at, draft) for at in conditions[:num_fixed])
-            adaptive = _draft(pairing.drafter, Auto(self.largest_k(pairing)))
+            reach = find_served(condition.engine).PROPERTIES.schemes_reach
+            adaptive = _draft(pairing.drafter, Auto(max(self.largest_k(pairing), reach)))
             yield from (self._cell(at, adaptive) for at in conditions[num_fixed:])
 
     def _served_ks(self, engine: str, pairing: Pairing) -> Iterable[int]:

@@ -369,9 +369,10 @@ class Exporter(Protocol):
     ) -> dict[str, tuple[str, ...]]:
         """The engine's own schemes that choose K while it serves: their arguments, by name.
 
-        Empty if it has none for the method. They draft up to the deepest K; the tiers are K by
-        concurrency, for a scheme that needs such a table. UsageError if this `version`, or the
-        `program`, lacks one. The docstrings of implementations name the engine's sources.
+        Empty if it has none for the method. They draft up to the deepest K or `schemes_reach`; the
+        tiers are K by concurrency, for a scheme that needs such a table. UsageError if this
+        `version`, or the `program`, lacks one. The docstrings of implementations name the engine's
+        sources.
         """
         ...
 

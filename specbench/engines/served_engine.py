@@ -72,6 +72,7 @@ class EngineProperties:
     read_command: Callable[[Sequence[str]], dict[str, str]] | None = None
     start_s: float = 90.0  # an estimate until it has served the target
     limits_k: bool = False  # to what a drafter can draft, without an error
+    schemes_reach: int = 0  # its own adaptive schemes draft as many tokens, or the largest K
     health: str = "/health"  # the path that returns 200 once requests are accepted
     simulated_by: tuple[str, ...] = ()  # environment variables that make it simulate acceptance
     unsupported: tuple[str, ...] = ()  # settings of requests that it cannot apply

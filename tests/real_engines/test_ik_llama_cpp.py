@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from specbench.metrics.aggregate import aggregate_run
+from specbench.metrics.validity import judge_cell
 from specbench.report.document import build_document
 from tests.real_engines.environments import GGUF, IK_SERVER
 from tests.real_engines.sweeps import K, Sweep, faults_of_streams, process, specbench, sweep
@@ -46,6 +47,10 @@ def test_drafts_are_accepted_and_leave_the_text_unchanged(tuned):
 def test_its_tuning_is_compared_with_the_fixed_k(tuned):
     (row,) = build_document(tuned.run).adaptive
     assert row.adaptive.condition.variant == "autotune"
+    (cell,) = (cell for cell in aggregate_run(tuned.run) if cell.key == row.adaptive)
+    assert judge_cell(cell) == ()
+    drafted = [request.counts.num_by_accepted for request in cell.finished]
+    assert any(sum(counts[K + 1 :]) for counts in drafted)  # it also tries more than K
 
 
 def test_the_exported_command_starts_a_server_that_drafts(tuned, tmp_path):

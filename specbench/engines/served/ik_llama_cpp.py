@@ -79,7 +79,7 @@ def _version_of(program: Path | None) -> str | None:
 
 
 PROPERTIES = EngineProperties(
-    start_s=5.0, ask_version=_version_of, read_command=llama_cpp.read_command
+    start_s=5.0, ask_version=_version_of, read_command=llama_cpp.read_command, schemes_reach=16
 )
 COUNTERS = replace(  # its page has no counts of drafts
     llama_cpp.COUNTERS, engine=_NAME, marker="llamacpp:kv_cache_usage_ratio", is_of_model=False

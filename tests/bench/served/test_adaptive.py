@@ -44,6 +44,15 @@ def test_a_scheme_is_measured_up_to_the_largest_k_beside_every_fixed_one(tmp_pat
     assert plan.settings.servers.variants["default"] == ()
 
 
+@pytest.mark.parametrize(("ks", "most"), [((2, 4), 16), ((20,), 20)])
+def test_a_scheme_that_tries_more_than_k_is_measured_up_to_what_it_tries(ks, most, tmp_path):
+    changes = {"engines": ("ik_llama_cpp",), "engine_version": "2026-04-08"}
+    plan = plan_of(tmp_path, **SMALL, **changes, num_speculative_tokens=ks)
+    drafts = {cell.key.draft for cell in served_cells(plan, "ik_llama_cpp")}
+    assert [draft.length for draft in drafts if draft.is_adaptive] == [Auto(most)]
+    assert {draft.k for draft in drafts if draft.is_fixed} == {0, *ks}
+
+
 def test_k_by_batch_size_needs_several_concurrencies(tmp_path):
     plan = plan_of(tmp_path, **{**SMALL, "pairings": ("big/lookup",), "concurrency": (1, 4)})
     (_, table) = plan.settings.servers.variants["by_batch_size"]
