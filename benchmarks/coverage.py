@@ -12,6 +12,9 @@ of the others:
   1.2 is too narrow, below 0.65 too wide;
 - `half_width`: the median half-width of the log speedup; `score`: the mean interval score at 5%
   (Gneiting and Raftery 2007), lower is better.
+
+Runs over all prompts of a workload do not show how much prompts vary. `redrawn` has the same rates
+of their intervals over prompts that each run draws again, with replacement.
 """
 
 import argparse
@@ -27,11 +30,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from specbench.metrics.aggregate import aggregate_run
+from specbench.metrics.machine import machine_noise
+from specbench.metrics.pairs import PairedSeconds, paired_decode
+from specbench.runs import load_run
+from specbench.stats.intervals import interval, speedup_ratio
+from specbench.stats.machine_noise import MachineNoise
+
 OUT = Path(__file__).with_name("coverage.json")
 LEVEL = 0.05
+REDRAWS = 60
+Row = tuple[bool, float, float, float]  # covered, distance / promised distance, half-width, score
 # Of a normal distribution: the mean distance in standard deviations, and the quantile of 95%.
 MEAN_DISTANCE, QUANTILE = math.sqrt(2 / math.pi), 1.96
 
@@ -50,12 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             room = asked.keep or Path(folder)
-            documents = [_run(asked.command, seed, room / str(seed)) for seed in range(asked.runs)]
+            rooms = [room / str(seed) for seed in range(asked.runs)]
+            documents = [_run(asked.command, *seeded) for seeded in enumerate(rooms)]
+            found = {**rates(documents), "redrawn": redrawn(rooms)}
     finally:
         if asked.load:
             load.terminate()
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
-    known[asked.name] = {"provenance": _provenance(asked, documents), **rates(documents)}
+    known[asked.name] = {"provenance": _provenance(asked, documents), **found}
     OUT.write_text(json.dumps(known, indent=1) + "\n")
     print(json.dumps(known[asked.name], indent=1))
 
@@ -136,13 +153,32 @@ def rates(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**_summary(every), "without_machine": _summary(alone), "by_cell": by_cell}
 
 
+def redrawn(rooms: Sequence[Path]) -> dict[str, Any]:
+    """The rates of REDRAWS times the runs in these folders, each over other prompts of its own."""
+    cells: dict[str, list[tuple[PairedSeconds, MachineNoise]]] = {}
+    for cell in (c for room in rooms for c in aggregate_run(load_run("latest", room))):
+        seconds = paired_decode(cell) if cell.key.draft.k else None
+        if seconds is not None:
+            cells.setdefault(cell.key.id, []).append((seconds, machine_noise(cell)))
+    rng, rows, alone = np.random.default_rng(0), list[Row](), list[Row]()
+    for runs in list(cells.values()) * REDRAWS:
+        ratios = []
+        for seconds, machine in runs:
+            picked = rng.integers(len(seconds.base_s), size=len(seconds.base_s))
+            ratio = speedup_ratio(*(column[picked] for column in seconds))
+            ratios.append(ratio.on(machine))
+        rows += _judged([asdict(interval(ratio)) for ratio in ratios])
+        alone += _judged([asdict(interval(replace(ratio, machine=None))) for ratio in ratios])
+    return {**_summary(rows), "without_machine": _summary(alone)}
+
+
 def _of_prompts(cell: Mapping[str, Any]) -> Mapping[str, float]:
     """The interval with the margin of the prompts alone."""
     estimate, margin = cell["speedup"]["estimate"], 1 + cell["margin"]["prompts"]
     return {"estimate": estimate, "low": estimate / margin, "high": estimate * margin}
 
 
-def _judged(runs: Sequence[Mapping[str, float]]) -> Iterator[tuple[bool, float, float, float]]:
+def _judged(runs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     """Of each run: covered, distance / promised distance, half-width, score."""
     logs = [[math.log(run[end]) for end in ("estimate", "low", "high")] for run in runs]
     for i, (estimate, low, high) in enumerate(logs):
@@ -161,7 +197,7 @@ def _judged(runs: Sequence[Mapping[str, float]]) -> Iterator[tuple[bool, float, 
         )
 
 
-def _summary(rows: Sequence[tuple[bool, float, float, float]]) -> dict[str, float]:
+def _summary(rows: Sequence[Row]) -> dict[str, float]:
     covered, ratios, halves, scores = zip(*rows, strict=True)
     return {
         "intervals": len(rows),
