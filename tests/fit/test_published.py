@@ -14,7 +14,7 @@ from huggingface_hub import close_session, constants
 from specbench.errors import UsageError
 from specbench.files.hub_facts import HubFacts, hub_facts
 from specbench.fit.candidates import catalog_drafters
-from specbench.fit.pairings_file import filled
+from specbench.fit.pairings_file import differences, filled
 from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped
 from tests.cli.calls import specbench
@@ -165,6 +165,14 @@ def test_checking_reports_entries_that_differ_from_the_hub(tmp_path: Path) -> No
     assert re.fullmatch(r"org/big: .*12, .*15\.0 GiB", big)
     assert re.fullmatch("big/head: .*mit, .*head-license", head)
     assert REVISION[:12] in ran.out
+
+
+@pytest.mark.parametrize(("gib", "differs"), [(15.7, False), (15.8, True), (14.2, True)])
+def test_weights_within_five_percent_are_those_of_the_hub(gib, differs, tmp_path: Path) -> None:
+    path = tmp_path / "pairings.yaml"
+    path.write_text(PAIRINGS.replace("15.1", f"{gib}"))
+    facts = {("org/big", None): HubFacts(source="org/big", weight_bytes=15 * GIB)}
+    assert any(differences(load_pairings(path), facts)) == differs
 
 
 def test_missing_fields_are_written_next_to_their_entry() -> None:

@@ -66,6 +66,22 @@ def test_requests_in_progress_are_read_only_from_gauges_that_return_to_0(page, n
     assert read_counters(page).num_in_progress == num
 
 
+def test_the_oldest_counter_is_as_old_as_the_server():
+    page = "vllm:a_created 200\nvllm:b_created 100\nvllm:generation_tokens_total 1\n"
+    assert read_counters(page).started_s == 100
+
+
+def test_intervals_of_a_server_are_joined_and_two_servers_added():
+    idle = read_counters("vllm:generation_tokens_total 5\nvllm:num_requests_running 0\n")
+    busy = read_counters("vllm:generation_tokens_total 7\nvllm:num_requests_running 3\n")
+    bare = read_counters("vllm:num_requests_running 1\n")
+    joined = busy.then(idle)
+    assert (joined.num_tokens, joined.num_in_progress) == (12, 0)
+    assert ((busy + idle).num_tokens, (busy + idle).num_in_progress) == (12, 3)
+    assert ((busy + bare).num_tokens, (busy + bare).num_in_progress) == (None, 4)
+    assert busy.then(bare).num_tokens == 7  # a counter that did not exist yet was 0
+
+
 def test_counters_that_decrease_indicate_a_restart():
     page = "vllm:generation_tokens_total {}\n"
     before, after = (read_counters(page.format(n)) for n in (900, 30))

@@ -191,6 +191,9 @@ def test_the_cycles_needed_are_the_fewest_that_show_the_effect():
     most = noise.detectable_effect(MOST_PLANNED)
     assert cycles_needed([noise], most) == MOST_PLANNED
     assert cycles_needed([noise], most - 1e-6) is None
+    limited_by_prompts = noise_of(0.14, spread(0.3, 39.0))
+    assert cycles_needed([limited_by_prompts], most - 1e-6) is not None
+    assert cycles_needed([limited_by_prompts, noise], most - 1e-6) is None  # each K counts
 
 
 def test_the_noise_of_every_k_is_pooled():

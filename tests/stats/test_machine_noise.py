@@ -13,6 +13,7 @@ from specbench.stats.machine_noise import (
     SHARED,
     MachineKind,
     assumed_noise,
+    least_margin,
     num_parts,
 )
 
@@ -141,6 +142,21 @@ def test_a_run_has_at_least_three_parts_and_as_many_as_each_has_requests():
     noise = assumed_noise(QUIET).with_run(np.zeros(56))
     assert (noise.num_parts, noise.degrees_of_freedom) == (7, ASSUMED_FREEDOM + 6)
     assert noise.variance == pytest.approx(ASSUMED_FREEDOM * QUIET.assumed**2 / 10)
+
+
+def test_the_noise_of_requests_is_not_that_of_the_parts():
+    # Parts of two requests that differ by 0.2: each mean has an error of variance 0.01.
+    noise = assumed_noise(QUIET).with_run([0.1, 0.3, 0.2, 0.4, 0.6, 0.8])
+    by_hand = assumed_noise(QUIET).of_parts([0.2, 0.3, 0.7], error=0.01)
+    assert noise.num_parts == by_hand.num_parts == 3
+    assert noise.variance == pytest.approx(by_hand.variance)
+    assert assumed_noise(QUIET).with_run([0.1, 0.3, 0.2, 0.4, 0.6]).num_parts == 1
+
+
+def test_more_prompts_lower_the_least_margin_of_a_run():
+    # Six parts: variance 0.06**2 * 4 / 9, of the mean 0.3 + 0.7 / 6 of it, and t of 9 is 2.262.
+    assert least_margin(QUIET, 40) == pytest.approx(math.expm1(2.262 * 0.04 * 0.6455), rel=1e-3)
+    assert least_margin(QUIET, 10) > 1.3 * least_margin(QUIET, 40)
 
 
 def test_a_machine_that_varies_half_as_much_as_assumed_has_wider_intervals():

@@ -390,6 +390,7 @@ def test_step_times_are_of_this_server_and_of_the_nearest_number_of_requests():
         object.__setattr__(other, "cost", 9.0)
     curve, concurrency = curve_near([*near, *far], "vllm 0.32.0", 5.2, K)
     assert (curve.costs[0], concurrency) == ((0.02,), 4)
+    assert curve_near([*near, *far], "vllm 0.32.0", 14.0, K)[1] == 16
     with pytest.raises(UsageError, match=r"4, 16 concurrent requests.*of one number"):
         curve_near([*near, *far], "vllm 0.32.0", None, K)
     assert curve_near(near, "vllm 0.32.0", None, K)[1] == 4
