@@ -7,6 +7,7 @@ import pytest
 
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.validity import judge_cell
+from specbench.records import Kind
 from specbench.report.document import build_document
 from tests.real_engines.environments import GGUF, IK_SERVER
 from tests.real_engines.sweeps import K, Sweep, faults_of_streams, process, specbench, sweep
@@ -48,7 +49,8 @@ def test_its_tuning_is_compared_with_the_fixed_k(tuned):
     (row,) = build_document(tuned.run).adaptive
     assert row.adaptive.condition.variant == "autotune"
     (cell,) = (cell for cell in aggregate_run(tuned.run) if cell.key == row.adaptive)
-    assert judge_cell(cell) == ()
+    # With up to 16 drafts a tiny model sends tokens faster than a client on two cores reads them.
+    assert {reason.kind for reason in judge_cell(cell)} <= {Kind.CLIENT_LAGGED}
     drafted = [request.counts.num_by_accepted for request in cell.finished]
     assert any(sum(counts[K + 1 :]) for counts in drafted)  # it also tries more than K
 
