@@ -60,6 +60,8 @@ def test_a_margin_that_the_machine_alone_exceeds_is_refused(tmp_path: Path) -> N
     words = ("run", "demo/draft", "--device", "cpu", "--margin-of-error")
     assert not specbench(*words, f"{least + 0.001:.3f}", "--dry-run", cwd=tmp_path).err
     refused = specbench(*words, f"{least / 1.9:.4f}", cwd=tmp_path)
+    planned = specbench(*words, f"{least / 1.9:.4f}", "--dry-run", cwd=tmp_path)
+    assert (planned.code, "--margin-of-error" in planned.err) == (0, True)
     assert refused.code == 2
     assert " 4 runs " in refused.err.replace("\n", " ")  # 1.9 squared is 3.6
 
