@@ -46,6 +46,7 @@ from specbench.stats.machine_noise import MachineNoise
 OUT = Path(__file__).with_name("coverage.json")
 LEVEL = 0.05
 REDRAWS = 60
+FEWEST = 4  # runs
 Row = tuple[bool, float, float, float]  # covered, distance / promised distance, half-width, score
 # Of a normal distribution: the mean distance in standard deviations, and the quantile of 95%.
 MEAN_DISTANCE, QUANTILE = math.sqrt(2 / math.pi), 1.96
@@ -59,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", type=Path, help="a folder for the runs")
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args(arguments)
+    if asked.runs < FEWEST:
+        parser.error(f"--runs {asked.runs}: a run needs {FEWEST - 1} others to be compared with")
     load = multiprocessing.Process(target=_come_and_go, daemon=True)
     if asked.load:
         load.start()
@@ -139,9 +142,9 @@ def rates(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             name = f"{cell['pairing']} {cell['workload']} K={cell['num_speculative_tokens']}"
             found.setdefault(name, []).append(speedup)
             bare.setdefault(name, []).append(_of_prompts(cell))
-    rows = {name: [*_judged(runs)] for name, runs in found.items() if len(runs) > 3}
+    rows = {name: [*_judged(runs)] for name, runs in found.items() if len(runs) >= FEWEST}
     every = [row for of_cell in rows.values() for row in of_cell]
-    alone = [row for runs in bare.values() if len(runs) > 3 for row in _judged(runs)]
+    alone = [row for runs in bare.values() if len(runs) >= FEWEST for row in _judged(runs)]
     by_cell = {
         name: {
             **_summary(of_cell),

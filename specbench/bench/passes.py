@@ -178,12 +178,16 @@ class Passes:
             ids = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
             done = [b for b in stored if b.purpose == "explore" and ids & set(b.order)]
             pilot = MIN_UNITS if at.is_stream else PILOT
-            if len(done) < pilot:
+            # Repeats of a prompt are no further prompts.
+            first_of: dict[object, int] = {}
+            for i, b in enumerate(done):
+                first_of.setdefault(i if at.is_stream else b.prompt_id, i)
+            if len(first_of) < pilot:
                 return False
-            summaries = self._summaries(block.cells, done[:pilot])
+            summaries = self._summaries(block.cells, done[: [*first_of.values()][pilot - 1] + 1])
             leaders = [choose(group).leader for group in by_question(summaries)]
             needed = [num_needed(leader, precision, pilot) for leader in leaders]
-            if not leaders or len(done) < max(needed):
+            if not leaders or len(first_of) < max(needed):
                 return False
             chosen = frozenset(leader.key.id for leader in leaders if leader is not None)
             self._extensions.take("precise", lambda: chosen, question)

@@ -82,14 +82,15 @@ def require_reachable(plans: "Sequence[TargetPlan]", settings: RunSettings) -> N
     is_cpu = device == "cpu" or (not device.startswith("cuda") and not has_gpu_driver())
     kind = MachineKind.QUIET_CPU if is_cpu else MachineKind.GPU
     cells = [cell for plan in plans for cell in plan.cell_plans()]
-    one_at_a_time = [cell.num_prompts for cell in cells if not cell.key.condition.overlaps]
-    num_prompts = max(one_at_a_time, default=0)
-    least = least_margin(kind, num_prompts)
-    if wanted < least:
+    num_requests = max(
+        (c.num_prompts * c.num_repeats for c in cells if not c.key.condition.overlaps), default=0
+    )
+    least = least_margin(kind, num_requests)
+    if num_requests and wanted < least:
         runs = ceil((least / wanted) ** 2)
         raise UsageError(
             f"--margin-of-error {100 * wanted:g}%: the state of a {kind} alone makes a margin of "
-            f"{least:.1%} in one run over {num_prompts} prompts; use {ceil(100 * least)}% or more, "
+            f"{least:.1%} in one run of {num_requests} requests; use {ceil(100 * least)}% or more, "
             f"or compare {runs} runs at different times"
         )
 

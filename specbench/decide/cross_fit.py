@@ -15,6 +15,7 @@ from specbench.decide.recommend import choose
 from specbench.metrics.cell import CellData
 from specbench.metrics.machine import machine_noise
 from specbench.metrics.pairs import PairedSeconds, paired_decode, paired_end_to_end
+from specbench.metrics.stalls import stalls
 from specbench.metrics.summary import margin_of, summarize
 from specbench.metrics.validity import judge_cell
 from specbench.records import CellSummary
@@ -31,11 +32,11 @@ def cross_fitted(cells: Sequence[CellData], leader: CellSummary) -> CellSummary 
     """The leader's summary, with the speedups of the two-fold cross-fit over the K > 0 `cells` of
     its question. None if a half has no choice, or if requests overlap.
 
-    A cell is valid or not as a whole: half of its rounds may be few.
+    A cell is valid or not as a whole, and so are its stalls: half of its rounds may be few.
     """
     if leader.key.condition.overlaps or leader.goodput is not None:
         return None
-    cells = [cell for cell in cells if not judge_cell(cell)]
+    cells = [_without_stalls(cell) for cell in cells if not judge_cell(cell)]
     prompts = list(dict.fromkeys(r.prompt_id for cell in cells for r in cell.finished))
     halves = [frozenset(prompts[0::2]), frozenset(prompts[1::2])]
     decode: list[PairedSeconds] = []
@@ -59,12 +60,17 @@ def cross_fitted(cells: Sequence[CellData], leader: CellSummary) -> CellSummary 
         speedup_end_to_end=interval(end_to_end),
         minimum_detectable_effect=minimum_detectable_effect(ratio),
         margin=margin_of(ratio),
-        screening=None,
     )
 
 
 def _joined(halves: Sequence[PairedSeconds]) -> LogRatio:
     return speedup_ratio(*(np.concatenate(columns) for columns in zip(*halves, strict=True)))
+
+
+def _without_stalls(cell: CellData) -> CellData:
+    stalled = {id(cell.pairs[i].spec) for i in stalls(cell).left_out}
+    rest = tuple(request for request in cell.requests if id(request) not in stalled)
+    return replace(cell, requests=rest, is_screened=False)
 
 
 def _restricted(cell: CellData, prompts: frozenset[str]) -> CellData:

@@ -15,7 +15,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from specbench.errors import RefusedError, ServerError
-from specbench.records import Request, RequestCounts, RequestSettings, Result
+from specbench.records import DraftConfig, Request, RequestCounts, RequestSettings, Result
 from specbench.servers.facts import ModelNames, ServerFacts
 from specbench.servers.metrics_page import MOST_POSITIONS, CounterPage
 from specbench.servers.response import Payload, StreamedResponse, invalid_field
@@ -72,6 +72,8 @@ class EngineProperties:
     read_command: Callable[[Sequence[str]], dict[str, str]] | None = None
     start_s: float = 90.0  # an estimate until it has served the target
     limits_k: bool = False  # to what a drafter can draft, without an error
+    # Fields of a request that set its K; {}: the start sets it. Builds differ: they are probed.
+    fields_of_draft: Callable[[DraftConfig], dict[str, Any]] = lambda _: {}
     schemes_reach: int = 0  # its own adaptive schemes draft as many tokens, or the largest K
     health: str = "/health"  # the path that returns 200 once requests are accepted
     simulated_by: tuple[str, ...] = ()  # environment variables that make it simulate acceptance

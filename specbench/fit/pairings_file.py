@@ -134,7 +134,7 @@ def filled(text: str, facts: HubFactsOf) -> str:
         if match is None:
             continue
         present = dict(_siblings(lines, number, len(match["indent"])))
-        known = facts.get((match["source"], present.get("revision")))
+        known = facts.get((match["source"], present.get("revision") or None))
         if known is None:
             continue
         entry: dict[str, object] = {"revision": known.revision}

@@ -67,7 +67,7 @@ def lost_sessions(servers: Sequence[ServerRecord]) -> Iterator[FailureRecord]:
 
 
 MAX_CLIENT_SHARE = 0.5  # of its core
-MAX_CLIENT_LAG = 0.05  # of the seconds between two events of one stream
+MAX_CLIENT_LAG = 0.05  # of the seconds of a round
 MOST_PAUSED = 0.5  # of requests that are left out one by one
 
 
@@ -293,9 +293,9 @@ def _bound_by(sides: Sequence[_Sides], *, overlapping: bool) -> list[Reason | No
 def _reasons(parts: Sequence[_CellPart], overlapping: bool) -> list[Reason | None]:
     """For each part the reason why its client was too slow; None if it was not.
 
-    Tokens of one round come in one event. The interval between events is that of all parts: by its
-    own interval, a fast part would count as client-bound sooner than a slow one, and the speedup of
-    the rest would be biased.
+    Tokens of one round arrive together, in one event or in several: where the server counts rounds,
+    the lag is compared with their time. It is that of all parts: by its own rounds, a fast part
+    would count as client-bound sooner than a slow one, and the speedup of the rest would be biased.
     """
     requests = [request for part in parts for request in finished(part.requests)]
     cell_id = requests[0].cell_id if requests else ""
@@ -304,24 +304,24 @@ def _reasons(parts: Sequence[_CellPart], overlapping: bool) -> list[Reason | Non
         for part in parts
     ]
     num_events = sum(load.num_events for part in loads for load in part)
+    counted = [request.counts.num_rounds for request in requests if request.counts]
+    num_rounds = min(sum(counted), num_events) if len(counted) == len(requests) else num_events
     streamed_s = sum((r.total_s if r.decode_s is None else r.decode_s) or 0.0 for r in requests)
-    interval_s = streamed_s / num_events if num_events and streamed_s else None
+    round_s = streamed_s / num_rounds if num_rounds and streamed_s else None
     return [
-        next(filter(None, (why_bound(load, interval_s) for load in of_part)), None)
+        next(filter(None, (why_bound(load, round_s) for load in of_part)), None)
         or _why_paused(part, of_part, overlapping)
         for part, of_part in zip(parts, loads, strict=True)
     ]
 
 
-def why_bound(load: ClientLoad, event_interval_s: float | None) -> Reason | None:
-    """Why the client, and not the server, set the pace of streams with this interval between
-    events; None: it did not."""
+def why_bound(load: ClientLoad, round_s: float | None) -> Reason | None:
+    """Why the client, and not the server, set the pace of streams with rounds of this mean time;
+    None: it did not."""
     if load.cpu_s > MAX_CLIENT_SHARE * load.seconds:
         return Kind.CLIENT_BUSY(share=load.cpu_s / load.seconds, most=MAX_CLIENT_SHARE)
-    if event_interval_s is not None and load.mean_lag_s > MAX_CLIENT_LAG * event_interval_s:
-        return Kind.CLIENT_LAGGED(
-            lag=load.mean_lag_s, most=MAX_CLIENT_LAG, interval=event_interval_s
-        )
+    if round_s is not None and load.mean_lag_s > MAX_CLIENT_LAG * round_s:
+        return Kind.CLIENT_LAGGED(lag=load.mean_lag_s, most=MAX_CLIENT_LAG, interval=round_s)
     return None
 
 

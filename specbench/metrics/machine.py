@@ -7,10 +7,22 @@ from statistics import fmean, median
 
 import numpy as np
 
-from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline, once_a_cell
+from specbench.metrics.cell import (
+    CellData,
+    Pass,
+    finished,
+    finished_baseline,
+    once_a_baseline,
+    once_a_cell,
+)
 from specbench.metrics.stalls import seconds_per_round, stalls
 from specbench.records import CellKey, Kind, Reason, RequestRecord
-from specbench.stats.machine_noise import MachineKind, MachineNoise, assumed_noise
+from specbench.stats.machine_noise import (
+    SECONDS_PER_RATIO,
+    MachineKind,
+    MachineNoise,
+    assumed_noise,
+)
 from specbench.stats.spread import MIN_UNITS
 
 SERVER = "server"  # the device of servers that were running already or that another tool measured
@@ -57,15 +69,27 @@ def cpu_share(cells: Iterable[CellData]) -> float | None:
 UNSTEADY = 0.08  # standard deviation of the log seconds per token of K = 0 within a run
 
 
-@once_a_baseline
 def machine_kind(cell: CellData) -> MachineKind:
     """What the machine was like, by its requests at K = 0: a CPU is shared if the process waited
     for it, and otherwise quiet if their speed hardly varied."""
+    return _kind(cell, cell.finished) if _is_alone(cell) else _kind_by_baseline(cell)
+
+
+def _is_alone(cell: CellData) -> bool:
+    """Whether it is a K = 0 that is compared with nothing."""
+    return cell.key.is_baseline and not cell.baseline
+
+
+@once_a_baseline
+def _kind_by_baseline(cell: CellData) -> MachineKind:
+    return _kind(cell, finished_baseline(cell))
+
+
+def _kind(cell: CellData, plain: Sequence[RequestRecord]) -> MachineKind:
     if cell.device == SERVER:
         return MachineKind.SERVER
     if not cell.device.startswith("cpu"):
         return MachineKind.GPU
-    plain = finished_baseline(cell)
     logs = np.log([s for r in plain if not math.isnan(s := seconds_per_round(r))])
     timed = [(r.cpu_s, r.total_s) for r in plain if r.cpu_s is not None and r.total_s]
     share = sum(cpu for cpu, _ in timed) / sum(s for _, s in timed) if timed else 1.0
@@ -90,17 +114,31 @@ def machine_noise(cell: CellData) -> MachineNoise:
     """The variance of the log speedup over the cell's baseline between states of the machine.
 
     It is pooled from `machine_prior` and from the parts of the run. Compared are seconds per round,
-    in which prompts hardly differ, or the seconds of passes if requests overlap.
+    in which prompts hardly differ, or the seconds of passes if requests overlap (per token at a
+    request rate, which sets the seconds). At K = 0 it is that of a speedup over it, by its own
+    rounds.
     """
-    if cell.key.condition.overlaps:
-        costs = [
-            math.log(base.record.seconds / spec.record.seconds) for base, spec in cell.pass_pairs
-        ]
+    if _is_alone(cell) and not cell.key.condition.overlaps:
+        costs = [math.log(seconds_per_round(r)) / SECONDS_PER_RATIO for r in cell.finished]
+    elif cell.key.condition.overlaps:
+        seconds = _token_s if cell.key.condition.request_rate is not None else _whole_s
+        costs = [math.log(seconds(base) / seconds(spec)) for base, spec in cell.pass_pairs]
     else:
         out = stalls(cell).left_out
         pairs = (pair for i, pair in enumerate(cell.pairs) if i not in out)
         costs = [math.log(seconds_per_round(b) / seconds_per_round(s)) for b, s in pairs]
     return machine_prior(cell).with_run([cost for cost in costs if not math.isnan(cost)])
+
+
+def _whole_s(served: Pass) -> float:
+    return served.record.seconds
+
+
+def _token_s(served: Pass) -> float:
+    """Decode seconds per token of a pass; NaN without any."""
+    timed = [r for r in finished(served.requests) if r.decode_s and r.num_timed_tokens > 0]
+    tokens = sum(request.num_timed_tokens for request in timed)
+    return sum(r.decode_s or 0.0 for r in timed) / tokens if tokens else math.nan
 
 
 def _plain(cells: Iterable[CellData]) -> list[CellData]:

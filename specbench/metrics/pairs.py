@@ -213,6 +213,8 @@ def prompt_seconds(cell: CellData, *, whole: bool = False) -> dict[str, tuple[fl
     many tokens as K = 0 emitted. For requests that do not overlap.
     """
     unit_keys, columns = _requests(cell, _whole_requests if whole else _decoding)
+    whole_cycles = [cycle is not None or not cell.servers for cycle, _ in unit_keys]
+    columns = np.where(whole_cycles, columns, np.nan)
     sums = _sums([prompt for _, prompt in unit_keys], columns)
     return {
         prompt: (float(base_s), float(spec_s / spec_tokens * base_tokens))

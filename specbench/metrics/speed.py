@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from statistics import fmean
 
-from specbench.metrics.cell import CellData, num_within, once_a_cell, sum_of_all
+from specbench.metrics.cell import CellData, finished, num_within, once_a_cell, sum_of_all
 from specbench.metrics.machine import machine_prior
 from specbench.metrics.pairs import (
     Column,
@@ -323,15 +323,17 @@ def saturation(cell: CellData) -> Reason | None:
 
 
 def _waits(cell: CellData) -> Iterator[list[float]]:
-    """Seconds to the first tokens of each pass, by arrival; without later turns, which do not
-    arrive at the rate."""
+    """Seconds to the first tokens of each pass, by arrival, or of whole requests where a stream
+    does not show these; without later turns, which do not arrive at the rate."""
     for served in cell.passes if cell.key.condition.request_rate is not None else ():
         waits = [
-            (request.arrived_s, request.ttft_s)
-            for request in served.requests
-            if request.turn == 0 and request.arrived_s is not None and request.ttft_s is not None
+            (request.arrived_s, wait_s)
+            for request in finished(served.requests)
+            if request.turn == 0
+            and request.arrived_s is not None
+            and (wait_s := request.ttft_s or request.total_s) is not None
         ]
-        yield [ttft_s for _, ttft_s in sorted(waits)]
+        yield [wait_s for _, wait_s in sorted(waits)]
 
 
 @metric(unit="cycles", better=None, label="cycles")
@@ -347,7 +349,7 @@ def cycle_deviation(cell: CellData) -> float | None:
 
     Divided by the root of num_cycles it is their part of the standard error.
     """
-    noise = _noise(cell)
+    noise = noise_of_sessions(cell)
     return None if noise is None else math.sqrt(noise.cycles.variance)
 
 
@@ -356,7 +358,7 @@ def prompt_error(cell: CellData) -> float | None:
     """Standard error of the log of a server's decode_speedup that prompts cause and that more
     cycles do not reduce; 0 if requests are served together.
     """
-    noise = _noise(cell)
+    noise = noise_of_sessions(cell)
     return None if noise is None else noise.prompts.standard_error
 
 
@@ -373,9 +375,13 @@ def client_cpu_s_per_event(cell: CellData) -> float | None:
     return sum(load.cpu_s for load in cell.loads) / events if events else None
 
 
-def _noise(cell: CellData) -> SessionNoise | None:
+def noise_of_sessions(cell: CellData) -> SessionNoise | None:
+    """What makes a server's speedup vary; None without cycles, and for a single prompt, which shows
+    no variation between prompts."""
     seconds = paired_decode(cell) if cell.servers else None
     if seconds is None or not seconds.has_cycles:
+        return None
+    if seconds.base_s.shape[1] == 1 and not cell.key.condition.is_stream:
         return None
     return session_noise(*seconds, prior=machine_prior(cell))
 
@@ -406,5 +412,5 @@ def num_checked_at_once(cell: CellData) -> float | None:
 
 @metric(unit="requests", better="lower")
 def num_failed(cell: CellData) -> int | None:
-    """Failed requests; excluded from every other metric."""
+    """Failed requests; they meet no limit of an SLO, and are in no other metric."""
     return len(cell.requests) - len(cell.finished)

@@ -51,7 +51,8 @@ def stalls(cell: CellData) -> Stalls:
     at_k = np.flatnonzero(slow & ~slow_base).tolist()
     paused = [i for i in at_k if is_paused(spec[i])]
     running = [i for i in at_k if i not in paused]
-    waited = [i for i in running if _waited(spec[i], spec)]
+    is_cpu = cell.device.startswith("cpu")  # else a process may wait for its kernels
+    waited = [i for i in running if is_cpu and _waited(spec[i], spec)]
     proven = paused + (waited if len(running) <= max(1, MOST_RAISING * len(spec)) else [])
     return Stalls(
         base=tuple(np.flatnonzero(slow_base).tolist()),

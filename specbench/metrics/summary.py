@@ -172,6 +172,7 @@ def _goodput(cell: CellData) -> Goodput | None:
         limits=limits_text(cell.slo),
         ratio=interval(ratio),
         minimum_detectable_effect=minimum_detectable_effect(ratio),
+        margin=margin_of(ratio),
     )
 
 

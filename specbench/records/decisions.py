@@ -12,20 +12,6 @@ from specbench.stats.summaries import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Goodput:
-    """Requests per second within the limits of an SLO, over those of K = 0."""
-
-    limits: Annotated[str, Doc("the limits of the SLO, such as `ttft=200ms,tpot=20ms`")]
-    ratio: Annotated[Interval, Doc("requests per second within the limits / those at K = 0", "x")]
-    minimum_detectable_effect: Annotated[
-        float | None,
-        Doc(
-            "smallest relative effect on `ratio` that is detected in 80% of runs", "fraction", low=0
-        ),
-    ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Margin:
     """What makes an interval as wide as it is: the margin that each cause has alone."""
 
@@ -49,6 +35,23 @@ class Margin:
     num_earlier: Annotated[
         int, Doc("earlier runs of these cells on equal hardware that measured it", "runs", low=0)
     ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goodput:
+    """Requests per second within the limits of an SLO, over those of K = 0."""
+
+    limits: Annotated[str, Doc("the limits of the SLO, such as `ttft=200ms,tpot=20ms`")]
+    ratio: Annotated[Interval, Doc("requests per second within the limits / those at K = 0", "x")]
+    minimum_detectable_effect: Annotated[
+        float | None,
+        Doc(
+            "smallest relative effect on `ratio` that is detected in 80% of runs", "fraction", low=0
+        ),
+    ]
+    margin: Annotated[
+        Margin | None, Doc("the parts of the interval of `ratio`; absent without one")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +151,13 @@ class CellSummary:
         """The summary that decisions compare: with an SLO its speedup is the goodput ratio."""
         if self.goodput is None:
             return self
-        effect = self.goodput.minimum_detectable_effect
-        return replace(self, speedup=self.goodput.ratio, minimum_detectable_effect=effect)
+        return replace(
+            self,
+            speedup=self.goodput.ratio,
+            minimum_detectable_effect=self.goodput.minimum_detectable_effect,
+            margin=self.goodput.margin,
+            screening=None,
+        )
 
 
 class SpeedupVerdict(StrEnum):

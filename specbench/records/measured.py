@@ -135,7 +135,7 @@ class Result:
     ttft_s: Annotated[float | None, Doc("start to first token, prefill included", "s")]
     decode_s: Annotated[float | None, Doc("first token to last", "s")]
     total_s: Annotated[float | None, Doc("start to last token", "s")]
-    cpu_s: Annotated[float | None, Doc("CPU time of the process over the same span", "s")]
+    cpu_s: Annotated[float | None, Doc("CPU time of the decoding thread over the same span", "s")]
     rounds: RoundLog | None
     error: Annotated[str | None, Doc("why it failed; absent if it did not", is_text=True)] = None
     arrived_s: Annotated[

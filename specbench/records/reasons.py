@@ -604,7 +604,7 @@ class Kind(StrEnum):
     CLIENT_LAGGED = (
         "client_lagged",
         "client-bound: the client's event loop lagged by {lag:ms} on average, more than "
-        "{most:.0%} of the {interval:ms} between two events; keep a core free for it",
+        "{most:.0%} of a round's {interval:ms}; keep a core free for it",
     )
     NEVER_DRAFTED = (
         "never_drafted",

@@ -13,6 +13,7 @@ from specbench.metrics.server_facts import session_differences
 from specbench.records import NO_DRAFTER, CellKey, Kind, Reason, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.runs import resume_command
+from specbench.servers.facts import DRAFT_FIELDS
 from specbench.words.numbers import plural
 from specbench.words.table import Table, column
 
@@ -153,6 +154,8 @@ def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
         if not first.num_speculative_tokens or chosen:
             best = ", the best" if chosen else ""
             command = shlex.join(first.command) or f"was running at {', '.join(first.addresses)}"
+            if fields := first.settings.get(DRAFT_FIELDS):
+                command += f"; each request has {fields}"
             yield f"{name}{best}", command
     yield from acceptance_rules(document)
 

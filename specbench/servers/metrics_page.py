@@ -75,7 +75,10 @@ class Counters:
         return {name: getattr(self, name) for name in _SUMS if getattr(self, name) is not None}
 
     def since(self, before: "Counters") -> "Counters":
-        """The difference to an earlier reading; a counter that did not exist yet was 0."""
+        """The difference to an earlier reading; a counter that did not exist yet was 0. Nothing is
+        known if the page itself could not be read."""
+        if before.engine is None or self.engine is None:
+            return Counters(engine=None)
         counted: dict[str, Any] = {
             name: now - (getattr(before, name) or 0.0) for name, now in self.sums.items()
         }

@@ -65,9 +65,10 @@ class _ChatChoice(Payload):
 
     @property
     def new_text(self) -> str:
-        delta = self.delta or _NOTHING
-        text = delta.reasoning_content or delta.reasoning or delta.content or self.text
-        return text or "".join(call.text for call in delta.tool_calls or ())
+        delta = self.delta or _NOTHING  # one round may end the reasoning and begin the answer
+        reasoning = delta.reasoning_content or delta.reasoning or ""
+        calls = "".join(call.text for call in delta.tool_calls or ())
+        return f"{reasoning}{delta.content or ''}{calls}" or self.text or ""
 
 
 class _UsageDetails(Payload):

@@ -203,8 +203,8 @@ class _Users:
             self._answered[i] = answer
             if answer.error is not None:
                 self._is_over |= answer.is_lost and self._ends_at_loss
-                error = f"not sent: request {i} of its conversation failed"
-                left = conversation[conversation.index(i) + 1 :]
+                error = f"not sent: turn {len(answers) + 1} of its conversation failed"
+                left = conversation[len(answers) + 1 :]
                 self._answered |= {
                     j: StreamedResponse(sent_s=perf_counter(), error=error) for j in left
                 }

@@ -143,5 +143,4 @@ def run_deviation(kind: MachineKind) -> float:
 
 def least_margin(kind: MachineKind, num_requests: int) -> float:
     """The relative margin of a run's speedup that the machine makes if its parts are all alike."""
-    alike = np.zeros(num_parts(num_requests))
-    return math.expm1(assumed_noise(kind).of_parts(alike).of_run.margin())
+    return math.expm1(assumed_noise(kind).with_run(np.zeros(num_requests)).of_run.margin())

@@ -141,6 +141,11 @@ def test_a_noisier_measurement_uses_the_prompts_that_its_pilot_plans(tmp_path):
     assert num_blocks["much"] == 60
 
 
+def test_repeats_are_no_further_prompts_of_a_pilot(tmp_path):
+    settings = changed(SETTINGS, precision=0.5, num_repeats=3)
+    assert len(explored(measured(tmp_path, settings, TWENTY[:10]))) == 30
+
+
 @pytest.mark.parametrize(
     ("prompts", "machine", "needed"),
     [

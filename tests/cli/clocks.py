@@ -49,5 +49,5 @@ def work_clock(cost: Cost) -> Iterator[WorkClock]:
         patch.setattr(kernel_choices, "autotune_forward", lambda *_: ("fused", []))
         patch.setattr(Clock, "start", start)
         patch.setattr(Clock, "now", now)
-        patch.setattr(builtin, "time", SimpleNamespace(process_time=lambda: clock.spent_s))
+        patch.setattr(builtin, "time", SimpleNamespace(thread_time=lambda: clock.spent_s))
         yield clock

@@ -67,6 +67,17 @@ def test_a_k_is_valid_or_not_by_all_of_its_rounds():
     assert found.speedup.estimate == pytest.approx(2.0)
 
 
+def test_what_stalls_in_the_whole_cell_stalls_in_each_half():
+    """Halves of four prompts show no stall by themselves."""
+    base = cell(BASE, [1.0] * 7 + [50.0])
+    steady = [against(cell(draft(k), [0.1 + 0.1 * k] * 8), base) for k in (3, 4)]
+    _, found = fitted(steady)
+    assert found.speedup.estimate == pytest.approx(2.5)
+    held_up = [against(cell(draft(k), [0.1 + 0.1 * k] * 7 + [9.0]), base) for k in (3, 4)]
+    choice, found = fitted(held_up)
+    assert found.screening == choice.leader.screening is not None
+
+
 def test_requests_that_overlap_are_not_cross_fitted():
     rows = {"concurrency": 2}
     base = stream(BASE.at(BASE.draft.length), [2.0] * 6)

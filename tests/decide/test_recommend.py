@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.recommend import by_question, choose, decide, judge, verdict_of
-from specbench.records import Goodput, Interval, Kind, SpeedupVerdict
+from specbench.records import Goodput, Interval, Kind, Margin, SpeedupVerdict
 from tests.cell_keys import with_axes
 
 FAST = {
@@ -340,9 +340,21 @@ def test_faster_never_contradicts_whole_requests(summarized, decode, whole, verd
 
 def test_under_an_slo_the_ratio_of_requests_within_it_decides(summarized):
     ratio = Interval(estimate=1.5, low=1.3, high=1.7)
-    goodput = Goodput(limits="ttft=200ms", ratio=ratio, minimum_detectable_effect=0.1)
+    of_decoding = summarized(4, *DECODING)
+    margin = Margin(
+        prompts=0.3,
+        machine=0.1,
+        machine_kind="GPU",
+        largest_prompt=None,
+        num_parts=3,
+        num_earlier=0,
+    )
+    goodput = Goodput(
+        limits="ttft=200ms", ratio=ratio, minimum_detectable_effect=0.1, margin=margin
+    )
     whole = Interval(estimate=0.97, low=0.93, high=1.0)
-    cell = replace(summarized(4, *DECODING), goodput=goodput, speedup_end_to_end=whole)
+    cell = replace(of_decoding, goodput=goodput, speedup_end_to_end=whole)
+    assert (cell.as_decided.margin, cell.as_decided.screening) == (margin, None)
     decision = decide(choose([cell]))
     assert (decision.verdict, decision.speedup) == (SpeedupVerdict.FASTER, ratio)
     assert decision.end_to_end is None

@@ -70,10 +70,18 @@ def test_a_release_that_lacks_the_scheme_is_refused(engine, version, message):
         find_exporter(engine).adaptive(deployment("eagle3", tree="chain"), version, None)
 
 
-@pytest.mark.parametrize("words", [("--enforce-eager",), ("--data-parallel-size=2",)])
-def test_arguments_with_which_vllm_would_not_adapt_are_refused(words):
-    made = replace(deployment("eagle3", tiers=BY_USERS), arguments=words)
-    with pytest.raises(UsageError, match=words[0].partition("=")[0]):
+@pytest.mark.parametrize(
+    ("word", "flag"),
+    [
+        ("--enforce-eager", "--enforce-eager"),
+        ("--enforce_eager", "--enforce-eager"),
+        ("--data-parallel-size=2", "--data-parallel-size"),
+        ("-dp=2", "--data-parallel-size"),
+    ],
+)
+def test_arguments_with_which_vllm_would_not_adapt_are_refused(word, flag):
+    made = replace(deployment("eagle3", tiers=BY_USERS), arguments=(word,))
+    with pytest.raises(UsageError, match=flag):
         find_exporter("vllm").adaptive(made, None, None)
 
 

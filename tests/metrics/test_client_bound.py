@@ -12,7 +12,7 @@ from specbench.metrics.stalls import stalls
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import ClientLoad, Kind, ServerRecord
 from specbench.runs import StoredRun
-from tests.served_sessions import Sweep, cell_of, served_sweep
+from tests.served_sessions import ACCEPTED, Sweep, cell_of, served_sweep
 
 
 def load(cell_id: str, **changed: Any) -> ClientLoad:
@@ -25,7 +25,7 @@ def bound(server: ServerRecord, cell_id: str, **changed: Any) -> ServerRecord:
     return replace(server, client=(*rest, load(cell_id, **changed)))
 
 
-INTERVAL_S = 0.24 * 6 / 500  # of one session: six requests of 0.24 s, in 500 events
+ROUND_S = 0.24 / sum(ACCEPTED[4])  # of requests of 0.24 s, whose tokens come in 500 events
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,9 @@ INTERVAL_S = 0.24 * 6 / 500  # of one session: six requests of 0.24 s, in 500 ev
     [
         ({"cpu_s": 5.0}, False),  # half of its core
         ({"cpu_s": 5.01}, True),
-        ({"mean_lag_s": 0.049 * INTERVAL_S}, False),
-        ({"mean_lag_s": 0.051 * INTERVAL_S}, True),
-        # Tokens of a round come together: few events are far apart.
-        ({"mean_lag_s": 0.051 * INTERVAL_S, "num_events": 48}, False),
+        ({"mean_lag_s": 0.049 * ROUND_S}, False),
+        ({"mean_lag_s": 0.051 * ROUND_S}, True),
+        ({"mean_lag_s": 0.051 * ROUND_S, "num_events": 24}, False),  # of several rounds each
     ],
 )
 def test_a_client_that_cannot_keep_up_makes_the_cell_invalid(changed, is_bound):
@@ -46,6 +45,22 @@ def test_a_client_that_cannot_keep_up_makes_the_cell_invalid(changed, is_bound):
     reasons = judge_cell(cell_of(replace(stored, servers=servers), 4))
     expected = [Kind.CLIENT_BUSY if "cpu_s" in changed else Kind.CLIENT_LAGGED]
     assert [reason.kind for reason in reasons] == expected * is_bound
+
+
+@pytest.mark.parametrize(("lag", "is_bound"), [(0.049, False), (0.051, True)])
+def test_an_event_is_a_round_where_rounds_are_not_counted(lag, is_bound):
+    stored = served_sweep(Sweep(wobble=0.0, differing=0.0))
+    cell_id = cell_of(stored, 4).key.id
+    blocks = tuple(
+        replace(block, requests=tuple(replace(r, counts=None) for r in block.requests))
+        for block in stored.blocks
+    )
+    event_s = 0.24 * 6 / 500
+    servers = tuple(bound(server, cell_id, mean_lag_s=lag * event_s) for server in stored.servers)
+    kinds = {
+        r.kind for r in judge_cell(cell_of(replace(stored, blocks=blocks, servers=servers), 4))
+    }
+    assert (Kind.CLIENT_LAGGED in kinds) == is_bound
 
 
 def test_a_client_bound_baseline_invalidates_every_speedup():
@@ -172,6 +187,6 @@ def test_a_fast_cycle_is_not_excluded_as_client_bound():
         else block
         for block in stored.blocks
     )
-    late = 0.04 * INTERVAL_S  # of the usual interval 4%, of the fast cycle's 8%
+    late = 0.04 * ROUND_S  # of the usual round 4%, of the fast cycle's 8%
     servers = tuple(bound(server, cell_id, mean_lag_s=late) for server in stored.servers)
     assert not cell_of(replace(stored, blocks=twice, servers=servers), 4).num_bound_cycles

@@ -8,10 +8,17 @@ import pytest
 
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.cell import CellData, against
-from specbench.metrics.machine import UNSTEADY, WAITED, machine_kind, machine_prior
+from specbench.metrics.machine import (
+    UNSTEADY,
+    WAITED,
+    machine_kind,
+    machine_noise,
+    machine_prior,
+)
 from specbench.records import RequestRecord
 from specbench.stats.machine_noise import MachineKind
 from tests.cell_keys import BASE_KEY, with_axes
+from tests.decide.cells import draft, stream
 from tests.made_records import made_request, steps
 from tests.served_sessions import varied_sweep
 
@@ -75,3 +82,17 @@ def test_two_starts_of_a_server_are_not_taken_for_alike():
     assert machine_prior(both).variance == machine_kind(both).assumed ** 2
     in_process = replace(both, servers=())
     assert machine_prior(in_process).variance < machine_kind(in_process).assumed ** 2
+
+
+def test_at_a_request_rate_the_machine_shows_in_the_seconds_of_tokens():
+    """The arrivals set the seconds of a pass, which are the same on both sides."""
+    decode_s = [0.5, 0.5, 0.9, 0.9, 0.5, 0.5]
+    base = stream(with_axes(BASE_KEY, request_rate=2.0), [1.0] * 6)
+    spec = stream(draft(4, request_rate=2.0), decode_s)
+    lasting = tuple(p._replace(record=replace(p.record, seconds=9.0)) for p in spec.passes)
+    cell = against(replace(spec, passes=lasting), base)
+    of_arrivals = tuple(p._replace(record=replace(p.record, seconds=9.0)) for p in base.passes)
+    cell = replace(cell, baseline_passes=of_arrivals)
+    expected = machine_prior(cell).with_run([math.log(1 / seconds) for seconds in decode_s])
+    assert machine_noise(cell).variance == pytest.approx(expected.variance)
+    assert expected.variance > machine_prior(cell).with_run([0.0] * 6).variance

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from specbench.metrics.aggregate import aggregate_run, lost_sessions, usable_sessions
-from specbench.metrics.pairs import paired_decode, paired_end_to_end
-from specbench.metrics.speed import busy_tokens_per_s
+from specbench.metrics.pairs import paired_decode, paired_end_to_end, prompt_seconds
+from specbench.metrics.speed import busy_tokens_per_s, prompt_error
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings
 from specbench.records import Kind, Reason
@@ -260,3 +260,17 @@ def test_sessions_are_not_compared_with_few_prompts_or_in_open_loop():
     condition = replace(cell.key.condition, request_rate=4.0)
     in_open_loop = replace(cell, key=replace(cell.key, condition=condition), passes=())
     assert len(cell_warnings(cell)) == len(cell_warnings(in_open_loop)) + 1
+
+
+def test_a_single_prompt_shows_no_variation_between_prompts():
+    assert prompt_error(cell_of(served_sweep(Sweep(num_prompts=1)), 4)) is None
+    assert prompt_error(cell_of(served_sweep(), 4, rows=4)) == 0  # one figure for a cycle
+
+
+def test_a_prompts_speed_is_that_of_whole_cycles():
+    cell = cell_of(served_sweep(), 4)
+    (first, *_) = cell.cycles
+    cut = {repeat: cycle for repeat, cycle in cell.cycles.items() if cycle != cell.cycles[first]}
+    kept = tuple(r for r in cell.requests if r.repeat in cut)
+    whole = prompt_seconds(replace(cell, cycles=cut, requests=kept))
+    assert prompt_seconds(replace(cell, cycles=cut)) == whole != prompt_seconds(cell)

@@ -8,6 +8,7 @@ from specbench.metrics.machine import machine_noise
 from specbench.metrics.summary import summarize
 from specbench.records import DraftConfig, Kind
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
+from specbench.stats.machine_noise import MachineKind
 from tests.decide.cells import BASE, cell, draft
 
 BASE_S = [1.2] * 6
@@ -102,3 +103,17 @@ def test_the_seconds_of_k_0_follow_the_machine_twice_as_much_as_the_ratio(steady
     noise = machine_noise(drafted).of_run
     assert margins[0] == pytest.approx(math.expm1(noise.margin()))
     assert margins[1] == pytest.approx(math.expm1(2 * machine_noise(plain).of_run.margin()))
+
+
+def test_k_0_shows_the_machine_by_its_own_requests(steady):
+    plain = replace(
+        steady,
+        key=replace(steady.key, draft=DraftConfig.none),
+        requests=steady.baseline,
+        baseline=(),
+        shared={},
+    )
+    assert machine_noise(plain).kind is machine_noise(steady).kind is MachineKind.QUIET_CPU
+    assert machine_noise(plain).num_parts == machine_noise(steady).num_parts > 1
+    waited = tuple(replace(r, cpu_s=0.5 * r.total_s) for r in plain.requests)
+    assert machine_noise(replace(plain, requests=waited)).kind is MachineKind.SHARED_CPU

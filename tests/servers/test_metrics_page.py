@@ -122,6 +122,13 @@ def test_a_counter_that_appears_later_started_at_0():
     assert after.since(none_yet).num_accepted == 9
 
 
+def test_nothing_is_counted_since_a_page_that_was_not_there():
+    page, missing = read_counters(recorded("llama_cpp_metrics.txt")), read_counters("")
+    for difference in (page.since(missing), missing.since(page)):
+        assert (difference.sums, difference.engine) == ({}, None)
+        assert not difference.spans_restart
+
+
 def test_labels_and_gauges_are_read_from_a_metrics_page():
     page = 'a:info{x="1"} 1\na:info{x="2"} 1\na:size 3\na:size{rank="1"} 5\n'
     assert [labels["x"] for labels in labels_of(page, "a:info")] == ["1", "2"]

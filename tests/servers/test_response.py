@@ -92,6 +92,12 @@ def test_reasoning_content_counts_as_text(monkeypatch, name):
     assert response_of(monkeypatch, (1.0, event)).text == "well"
 
 
+def test_a_round_that_ends_the_reasoning_also_begins_the_answer(monkeypatch):
+    both = {"reasoning": "so", "reasoning_content": "so", "content": " yes"}
+    event = {"choices": [{"delta": both}]}
+    assert response_of(monkeypatch, (1.0, event)).text == "so yes"
+
+
 def test_events_are_parsed_from_chunks_of_any_size():
     """A line separator within a JSON text does not end an event; comments are skipped."""
     events = [{"text": "one\u2028two\x85three"}, {"text": "four"}]

@@ -145,7 +145,7 @@ def test_a_failed_request_ends_only_its_own_conversation():
     ]
     answers, load = in_virtual_time(send_all(requests, [PacedClient()], concurrency=2))
     errors = [a.error for a in answers]
-    assert re.match("not sent: request 1 ", errors.pop(2) or "")
+    assert re.match("not sent: turn 2 ", errors.pop(2) or "")
     assert errors == [None, "unlucky", "unlucky", "the template refuses", None]
     assert [i for i, a in enumerate(answers) if not a.error] == [0, 5]
     assert load.num_events == 2
@@ -180,8 +180,8 @@ def test_an_event_loop_that_is_often_blocked_marks_the_client_as_bound():
     load = load_with_stalls(stall_s=0.04, every_s=0.1)
     assert load.pauses_s == ()
     assert load.mean_lag_s == pytest.approx((0.6 * 0.03 + 0.02 + 0.01) / 12.6, rel=0.3)
-    assert why_bound(load, event_interval_s=0.02).kind is Kind.CLIENT_LAGGED
-    assert why_bound(load, event_interval_s=0.2) is None
+    assert why_bound(load, round_s=0.02).kind is Kind.CLIENT_LAGGED
+    assert why_bound(load, round_s=0.2) is None
 
 
 @pytest.mark.parametrize(("stall_s", "every_s"), [(0.0, 1.0), (0.04, 1.0), (0.5, 1.0)])

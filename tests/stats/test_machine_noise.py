@@ -157,6 +157,8 @@ def test_more_prompts_lower_the_least_margin_of_a_run():
     # Six parts: variance 0.06**2 * 4 / 9, of the mean 0.3 + 0.7 / 6 of it, and t of 9 is 2.262.
     assert least_margin(QUIET, 40) == pytest.approx(math.expm1(2.262 * 0.04 * 0.6455), rel=1e-3)
     assert least_margin(QUIET, 10) > 1.3 * least_margin(QUIET, 40)
+    # Five are one part: its deviation alone, and t of 4 is 2.776.
+    assert least_margin(QUIET, 5) == pytest.approx(math.expm1(2.776 * 0.06), rel=1e-3)
 
 
 def test_a_machine_that_varies_half_as_much_as_assumed_has_wider_intervals():

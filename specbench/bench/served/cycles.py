@@ -31,12 +31,11 @@ from specbench.bench.served.sessions import (
 )
 from specbench.bench.units import Reporter, RunLoop
 from specbench.decide.recommend import winners
-from specbench.errors import LostError, ModelError, SpecbenchError
+from specbench.errors import LostError, ModelError, ServerError, SpecbenchError
 from specbench.inputs.address import Address
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData
-from specbench.metrics.machine import machine_prior
-from specbench.metrics.pairs import paired_decode
+from specbench.metrics.speed import noise_of_sessions
 from specbench.metrics.summary import summarize
 from specbench.probes.gpu import Gpus
 from specbench.records import BlockPurpose, BlockRecord, ServerRecord
@@ -44,11 +43,9 @@ from specbench.runs import RunStore, StoredRecord, StoredRun
 from specbench.servers.server_log import EngineError
 from specbench.stats.crossed import (
     FEWEST_PLANNED,
-    MIN_CYCLES,
     MOST_PLANNED,
     SessionNoise,
     cycles_needed,
-    session_noise,
 )
 from specbench.words.answers import text
 
@@ -132,12 +129,17 @@ class CycleRun:
         attempt = 1 + max((s.attempt for s in servers if s.place in places), default=0)
         num_blocks = sum(len(session.cells) for session in sessions)
         loop = RunLoop(self._store, self._reporter, self._deadline, num_blocks)
-        for session in sessions:
-            if self._deadline.is_over(session.purpose) or is_over(self._failures, starts):
-                return
-            if len(self._failures.get(session.start, ())) < TRIES:
-                self._reporter.stage(f"{session.target}: {session.label}")
-                self._measure_session(session, attempt, loop)
+        due = [s for s in sessions if len(self._failures.get(s.start, ())) < TRIES]
+        try:
+            with self._host.sharing(due):
+                for session in sessions:
+                    if self._deadline.is_over(session.purpose) or is_over(self._failures, starts):
+                        return
+                    if len(self._failures.get(session.start, ())) < TRIES:
+                        self._reporter.stage(f"{session.target}: {session.label}")
+                        self._measure_session(session, attempt, loop)
+        except ServerError as error:  # the shared server does not end
+            self._reporter.warn(str(error))
 
     def _read_models(self) -> None:
         """Read the models into the system's page cache, so that all server starts are alike."""
@@ -164,6 +166,7 @@ class CycleRun:
             for line in (*record.problems, *map(text, record.warnings)):
                 self._reporter.warn(f"{session.label}: {line}")
         else:
+            self._host.stop_shared()
             earlier = self._failures.get(session.start, ())
             self._failures[session.start] = (*earlier, *record.problems)
 
@@ -393,8 +396,6 @@ class ServedRun:
 
 def _noises(cells: Sequence[CellData]) -> Iterator[SessionNoise]:
     for cell in cells:
-        seconds = None if cell.client_bound else paired_decode(cell)
-        if seconds is not None and len(seconds.base_s) >= MIN_CYCLES:
-            noise = session_noise(*seconds, prior=machine_prior(cell))
-            if noise is not None:
-                yield noise
+        noise = None if cell.client_bound else noise_of_sessions(cell)
+        if noise is not None:
+            yield noise

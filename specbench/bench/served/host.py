@@ -5,36 +5,58 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.deployments import exported, known_version, require_module
-from specbench.bench.served.running import ExternalServers, ServerHandle
+from specbench.bench.served.running import ExternalServers, ServerHandle, mean_drafts
 from specbench.bench.served.sessions import Session, context_needed, cycle_of, served_cells
 from specbench.engines.deployment import Export
 from specbench.engines.served_engine import StartOptions, find_served
-from specbench.errors import UsageError
+from specbench.errors import ServerError, SpecbenchError, UsageError
 from specbench.files.model import require_complete
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing
+from specbench.records import DraftConfig, Fixed
 from specbench.servers.client import Client
-from specbench.servers.facts import ModelNames
-from specbench.servers.process import LOOPBACK, free_port, started
+from specbench.servers.facts import DRAFT_FIELDS, ModelNames
+from specbench.servers.process import LOOPBACK, ServerProcess, free_port, started
 
 ARGS, PORT = "{args}", "{port}"
 _PLACEHOLDER = re.compile(r"\{\w+\}")  # the braces of JSON have quotes within
+
+
+_BesidesK = tuple[DraftConfig, float, str | None]  # with temperature and variant
 
 
 class Host(Protocol):
     """Opens a server for a session, and closes it afterwards."""
 
     def open(self, session: Session) -> AbstractAsyncContextManager[ServerHandle]: ...
+
+    def sharing(self, sessions: Sequence[Session]) -> AbstractContextManager[None]:
+        """Meanwhile these sessions may use one server one after the other if only K differs.
+
+        ServerError if it does not end.
+        """
+        ...
+
+    def stop_shared(self) -> None:
+        """Stop the server that is shared; the next session starts another. ServerError."""
+        ...
 
 
 class _ServerStart(NamedTuple):
@@ -44,13 +66,30 @@ class _ServerStart(NamedTuple):
     command: list[str]
 
 
+class _Server(NamedTuple):
+    start: _ServerStart
+    process: ServerProcess
+    log: Path
+
+    @property
+    def is_over(self) -> bool:
+        try:
+            self.process.require_running(0.0)
+        except ServerError:
+            return True
+        return False
+
+
 class ManagedServers:
-    """Starts a server for every session, on this machine's loopback."""
+    """Starts a server for every session, or one for several, on this machine's loopback."""
 
     def __init__(self, plan: TargetPlan, engine: str, folder: Path = Path()) -> None:
         self._plan, self._name, self._engine = plan, engine, find_served(engine)
         self._folder = folder / "servers"
         self._options = plan.settings.servers
+        self._sharing: Sequence[Session] = ()
+        self._shared = ExitStack()  # stops the server that is shared
+        self._kept: tuple[_BesidesK, _Server] | None = None
 
     def require_startable(self) -> None:
         """Raise UsageError or ModelError if a session's server could not be started.
@@ -80,39 +119,114 @@ class ManagedServers:
                         for model in self._models(session):
                             require_complete(model)
 
+    @contextmanager
+    def sharing(self, sessions: Sequence[Session]) -> Iterator[None]:
+        # A cache of prefixes would be cold at the first K of a server only.
+        self._sharing = () if self._options.prefix_cache else sessions
+        try:
+            yield
+        finally:
+            self._sharing = ()
+            self.stop_shared()
+
+    def stop_shared(self) -> None:
+        self._kept = None
+        self._shared.close()
+
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[ServerHandle]:
-        """Start a server; UsageError if it has no command, ServerError if it does not start."""
+        """Start a server, or use one that is shared; UsageError if it has no command, ServerError
+        if it does not start."""
+        before, began_s = self._kept, time.monotonic()
+        server = await self._shared_by(session)
+        async with AsyncExitStack() as stack:
+            if server is None:
+                fields = {}
+                server = stack.enter_context(self._started(session))
+            else:
+                fields = self._engine.PROPERTIES.fields_of_draft(session.draft)
+            running = await stack.enter_async_context(self._connected(server, fields))
+            is_new = before is None or before[1] is not server
+            yield replace(running, start_s=time.monotonic() - began_s if is_new else None)
+
+    async def _shared_by(self, session: Session) -> _Server | None:
+        """The running server whose requests can have the session's K; None: it needs its own.
+
+        It was started at the largest K. A request for one draft token must give one, and another
+        more.
+        """
+        fields_of = self._engine.PROPERTIES.fields_of_draft
+        alike = [
+            other
+            for other in self._sharing
+            if _besides_k(other) == _besides_k(session) and fields_of(other.draft)
+        ]
+        if len({other.draft for other in alike}) < 2:
+            self.stop_shared()
+            return None
+        if self._kept is None or self._kept[0] != _besides_k(session) or self._kept[1].is_over:
+            self.stop_shared()
+            largest = max(alike, key=lambda other: other.draft.k)
+            try:
+                server = self._shared.enter_context(self._started(largest))
+                drafts = [
+                    await self._mean_drafts(server, replace(largest.draft, length=Fixed(k)))
+                    for k in (1, largest.draft.k)
+                ]
+            except (SpecbenchError, OSError):
+                drafts = [0.0]  # each K shows by itself what is wrong
+            if drafts[0] != 1 or drafts[1] <= 1:
+                self._sharing = [other for other in self._sharing if other not in alike]
+                self.stop_shared()
+                return None
+            self._kept = _besides_k(session), server
+        return self._kept[1]
+
+    async def _mean_drafts(self, server: _Server, draft: DraftConfig) -> float:
+        fields = self._engine.PROPERTIES.fields_of_draft(draft)
+        async with self._connected(server, fields) as running:
+            return await mean_drafts(running, draft.k)
+
+    @contextmanager
+    def _started(self, session: Session) -> Iterator[_Server]:
         self._folder.mkdir(parents=True, exist_ok=True)
         start = self._start_of(session, self._folder)
         log = self._folder / f"{session.place.replace('|', '-')}.log"
-        began_s = time.monotonic()
-        address = Address(root=f"http://{LOOPBACK}:{start.port}")
         with started(
             start.command,
             environment=start.environment,
             log=log,
             log_format=self._engine.LOG,
         ) as process:
-            async with Client(address) as client:
-                await process.wait_until_healthy(
-                    client, self._engine.PROPERTIES.health, self._options.start_timeout_s
-                )
-                facts = await self._engine.facts(client, ModelNames.of(self._plan.target, None))
-                read = self._engine.PROPERTIES.read_command
-                more = read(start.command) if read and self._options.launch is None else {}
-                version = facts.version or known_version(self._name, self._plan.settings)
-                facts = replace(facts, version=version or "", settings={**facts.settings, **more})
-                yield ServerHandle(
-                    engine=self._name,
-                    clients=(client,),
-                    facts=facts,
-                    command=tuple(start.command),
-                    acceptance_rule=start.exported.acceptance_rule,
-                    start_s=time.monotonic() - began_s,
-                    log=f"{self._folder.name}/{log.name}",
-                    process=process,
-                )
+            yield _Server(start, process, log)
+
+    @asynccontextmanager
+    async def _connected(
+        self, server: _Server, fields: Mapping[str, Any]
+    ) -> AsyncIterator[ServerHandle]:
+        start, process, log = server
+        address = Address(root=f"http://{LOOPBACK}:{start.port}")
+        async with Client(address) as client:
+            await process.wait_until_healthy(
+                client, self._engine.PROPERTIES.health, self._options.start_timeout_s
+            )
+            facts = await self._engine.facts(client, ModelNames.of(self._plan.target, None))
+            read = self._engine.PROPERTIES.read_command
+            more = read(start.command) if read and self._options.launch is None else {}
+            if fields:
+                more[DRAFT_FIELDS] = ", ".join(f"{name} {value}" for name, value in fields.items())
+            version = facts.version or known_version(self._name, self._plan.settings)
+            facts = replace(facts, version=version or "", settings={**facts.settings, **more})
+            yield ServerHandle(
+                engine=self._name,
+                clients=(client,),
+                facts=facts,
+                command=tuple(start.command),
+                acceptance_rule=start.exported.acceptance_rule,
+                log=f"{self._folder.name}/{log.name}",
+                process=process,
+                fields=fields,
+            )
 
     def _start_of(self, session: Session, folder: Path) -> _ServerStart:
         """The command of a session's server; the files it refers to are written to the folder."""
@@ -177,6 +291,10 @@ class ManagedServers:
         pairing = self._pairing(session)
         models = (pairing.target.model, pairing.drafter.model if session.draft.k else None)
         return [model for model in models if model is not None]
+
+
+def _besides_k(session: Session) -> _BesidesK:
+    return replace(session.draft, length=Fixed(1)), session.temperature, session.variant
 
 
 def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: Path) -> Host:

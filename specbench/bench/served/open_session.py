@@ -134,7 +134,11 @@ class OpenSession:
         if self._counted and not self._is_answered:
             raise ServerError(next(iter(self._problems)))
         names = dict.fromkeys(chain.from_iterable(load.counters for load in self._loads))
-        counters = {n: sum(load.counters.get(n, 0.0) for load in self._loads) for n in names}
+        counters = {
+            name: sum(load.counters[name] for load in self._loads)
+            for name in names
+            if all(name in load.counters for load in self._loads)
+        }
         preemptions = counters.get("num_preemptions")
         clock, _ = template_clock(self._plan.target.model, self._session.engine)
         record = server_record(self._session, self._name, self._running, ())

@@ -2,14 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import count
 from operator import add
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
@@ -55,6 +61,7 @@ class ServerHandle:
     start_s: float | None = None
     log: str | None = None
     process: ServerProcess | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of every request
 
     @property
     def may_spin(self) -> bool:
@@ -145,6 +152,8 @@ class ServerHandle:
             client: Client, request: Request, earlier: Sequence[StreamedResponse]
         ) -> StreamedResponse:
             whole = completed(request, earlier) if completed else request
+            more = {**whole.settings.extra_body, **self.fields}
+            whole = replace(whole, settings=replace(whole.settings, extra_body=more))
             return await engine.answer(client, self.facts.model, whole)
 
         return await send_all(
@@ -176,6 +185,17 @@ class ServerHandle:
             self.process.require_running()
 
 
+async def mean_drafts(running: ServerHandle, k: int) -> float:
+    """Tokens drafted per round that drafts, in one answer at K; 0 if unknown. ServerError."""
+    text = WARM_UP.format(first=1, last=40)
+    request = Request(messages=(Message(role="user", content=text),), max_new_tokens=WARM_UP_TOKENS)
+    (answer,) = await running.ask([request], concurrency=1)
+    counts = find_served(running.engine).counts(answer, k)
+    if counts is None or not counts.num_drafting or counts.num_drafted is None:
+        return 0.0
+    return counts.num_drafted / counts.num_drafting
+
+
 def is_steady(paces: Sequence[float]) -> bool:
     """Whether the last `STEADY_BATCHES` paces, in seconds per token, differ by at most `STEADY`."""
     last = paces[-STEADY_BATCHES:]
@@ -193,6 +213,12 @@ class ExternalServers:
 
     def __init__(self, engine: str, addresses: Sequence[Address], names: ModelNames) -> None:
         self._engine, self._addresses, self._names = engine, addresses, names
+
+    def sharing(self, sessions: Sequence[Session]) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+    def stop_shared(self) -> None:
+        """Nothing is stopped."""
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[ServerHandle]:

@@ -47,7 +47,7 @@ from specbench.engines.served_engine import (
     request_fields,
 )
 from specbench.errors import UsageError
-from specbench.records import Request, RequestCounts
+from specbench.records import DraftConfig, Request, RequestCounts
 from specbench.servers.response import Payload, StreamedResponse
 
 if TYPE_CHECKING:
@@ -78,8 +78,17 @@ def _version_of(program: Path | None) -> str | None:
     return next((str(first.day) for sign, first in signs.items() if sign in options), None)
 
 
+def _fields_of_draft(draft: DraftConfig) -> dict[str, Any]:
+    """examples/server/server-context.cpp. What looks n-grams up has its length from the start."""
+    return {} if draft.method in _LOOKUPS else {"speculative.n_max": draft.k}
+
+
 PROPERTIES = EngineProperties(
-    start_s=5.0, ask_version=_version_of, read_command=llama_cpp.read_command, schemes_reach=16
+    start_s=5.0,
+    ask_version=_version_of,
+    read_command=llama_cpp.read_command,
+    schemes_reach=16,
+    fields_of_draft=_fields_of_draft,
 )
 COUNTERS = replace(  # its page has no counts of drafts
     llama_cpp.COUNTERS, engine=_NAME, marker="llamacpp:kv_cache_usage_ratio", is_of_model=False
@@ -129,8 +138,8 @@ class _IkStream(StreamedResponse):
 async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """Stream the response without ids, with the counts of each round.
 
-    The server also takes `speculative.n_max` and `speculative.p_min` of a request. Its draft model
-    repeats what it knows of the last answer if the same prompt comes twice in a row.
+    Its draft model repeats what it knows of the last answer if the same prompt comes twice in a
+    row.
     """
     fields = {
         **request_fields(model, request),

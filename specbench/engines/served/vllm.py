@@ -338,9 +338,14 @@ def adaptive(
     return schemes
 
 
+_SHORT = {"-dp": "--data-parallel-size"}
+
+
 def _require_absent(deployment: Deployment, flag: str, reason: str) -> None:
     """UsageError if the engine's arguments have a flag."""
-    if any(word.partition("=")[0] == flag for word in deployment.arguments):
+    names = {flag, *(short for short, long in _SHORT.items() if long == flag)}
+    given = (word.partition("=")[0].replace("_", "-") for word in deployment.arguments)
+    if not names.isdisjoint(given):
         raise UsageError(f"{flag} in the engine's arguments: {reason}; leave it out")
 
 

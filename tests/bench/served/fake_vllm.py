@@ -22,10 +22,12 @@ FAULTS = {
     "restarts": "counts from nothing after the second answer",
     "foreign": "serves another client's 500 tokens beside the second answer",
     "prefill": "reads another client's prompt of 1,000 tokens beside the second answer",
+    "stubborn": "drafts as it was started, whatever K a request asks for",
     "hides": "counts fewer accepted drafts on its page than in its answers",
 }
 ROUND_S, DRAFT_S = 0.0001, 0.000005
 WARM_UP = "Count from"
+K_FIELD = "k"  # of a request, which vLLM does not have
 
 
 class Engine:
@@ -46,32 +48,32 @@ class Engine:
         self.requests: list[dict[str, Any]] = []
         self.lock = threading.Lock()
         self.num_measured = 0
-        self.num_tokens = self.num_drafts = self.num_accepted = 0
+        self.num_tokens = self.num_drafts = self.num_drafted = self.num_accepted = 0
         self.num_prompt_tokens = self.num_requests = 0
         self.accepted_at = [0] * k
         self.started_s = time.time()
 
-    def rounds(self, prompt: str, most: int) -> list[int]:
+    def rounds(self, prompt: str, most: int, k: int | None = None) -> list[int]:
         """Accepted drafts of each round, the same for equal prompts; the last may pass the end,
         which is after 9 to 40 tokens."""
         digest = hashlib.sha256(prompt.encode()).digest()
         num_later = min(8 + digest[0] % 32, most - 1)
         accepted: list[int] = []
         while sum(accepted) + len(accepted) < num_later:
-            accepted.append(min(digest[len(accepted) % 32] % 6, self.k))
+            accepted.append(min(digest[len(accepted) % 32] % 6, self.k if k is None else k))
         return accepted
 
-    def answer(self, prompt: str, most: int) -> Iterator[dict[str, Any]]:
+    def answer(self, prompt: str, most: int, k: int) -> Iterator[dict[str, Any]]:
         digest = hashlib.sha256(prompt.encode()).digest()
         ids = [digest[i % 32] for i in range(min(9 + digest[0] % 32, most))]
-        accepted = self.rounds(prompt, most)
+        accepted = self.rounds(prompt, most, k)
         yield {"choices": [{"delta": {"content": f"{self.word}0 "}, "token_ids": ids[:1]}]}
         done = 1
         with self.lock:
             slowdown = 1.5**self.num_slow
             self.num_slow = max(0, self.num_slow - 1)
         for num_accepted in accepted:
-            time.sleep((ROUND_S + self.k * DRAFT_S) * slowdown)
+            time.sleep((ROUND_S + k * DRAFT_S) * slowdown)
             new = ids[done : done + num_accepted + 1]
             text = "".join(f"{self.word}{done + i} " for i in range(len(new)))
             yield {"choices": [{"delta": {"content": text}, "token_ids": new}]}
@@ -85,15 +87,16 @@ class Engine:
                     for position in range(num_accepted):
                         self.accepted_at[position] += 1
                 self.num_drafts += len(accepted)
+                self.num_drafted += k * len(accepted)
                 self.num_accepted += sum(accepted) - (self.fault == "hides")
         finish = "length" if len(ids) == most else "stop"
         yield {"choices": [{"delta": {}, "finish_reason": finish}]}
         usage = {"completion_tokens": len(ids), "prompt_tokens": len(prompt.split())}
         counts = {
             "per_step_accepted": accepted,
-            "per_step_drafted": [self.k] * len(accepted),
+            "per_step_drafted": [k] * len(accepted),
             "num_spec_steps": len(accepted),
-            "num_draft_tokens": self.k * len(accepted),
+            "num_draft_tokens": k * len(accepted),
             "num_accepted_draft_tokens": sum(accepted),
         }
         metrics = {"speculative_decoding": counts} if self.k else None
@@ -126,7 +129,7 @@ class Engine:
         if self.k:
             lines += [
                 f"vllm:spec_decode_num_drafts_total {self.num_drafts}.0",
-                f"vllm:spec_decode_num_draft_tokens_total {self.k * self.num_drafts}.0",
+                f"vllm:spec_decode_num_draft_tokens_total {self.num_drafted}.0",
                 f"vllm:spec_decode_num_accepted_tokens_total {self.num_accepted}.0",
                 *(
                     f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}} {at}.0'
@@ -175,7 +178,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
-        for event in self.engine.answer(prompt, body["max_tokens"]):
+        k = min(body.get(K_FIELD, self.engine.k), self.engine.k)
+        if self.engine.fault == "stubborn":
+            k = self.engine.k
+        for event in self.engine.answer(prompt, body["max_tokens"], k):
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.flush()
         self.wfile.write(b"data: [DONE]\n\n")

@@ -1,7 +1,7 @@
 """The next session follows from what is stored, without a query to a server."""
 
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -110,7 +110,13 @@ class Broken:
     """A host on which no server starts; the reasons are by K."""
 
     def __init__(self, **reasons):
-        self._reasons, self.opened = reasons, []
+        self._reasons, self.opened, self.num_stops = reasons, [], 0
+
+    def sharing(self, sessions):  # noqa: ARG002
+        return nullcontext()
+
+    def stop_shared(self):
+        self.num_stops += 1
 
     @asynccontextmanager
     async def open(self, session):
@@ -124,6 +130,7 @@ def test_a_k_is_abandoned_after_two_failed_starts_in_a_row(stored):
     unit = stored.run.next_unit(0)
     stored.measure(unit, host)
     assert host.opened == [0, 2, 4, 4, 2, 0]
+    assert host.num_stops == 6  # the next session has a server that did not fail
     # All have failed twice by now, so there is nothing left to try, and nothing to confirm.
     assert stored.run.next_unit(0) is None
     # A run that is resumed tries them again.
