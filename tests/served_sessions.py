@@ -58,6 +58,7 @@ class Sweep:
     is_attached: bool = False  # to a server that was running
     slower: dict[int, float] = field(default_factory=dict)  # K -> factor of its seconds
     variant: str | None = None
+    context: int | None = None
 
 
 SMALL = Sweep()
@@ -125,12 +126,18 @@ def keys(sweep: Sweep = SMALL) -> Iterator[CellKey]:
     """Cell keys by concurrency, then by K."""
     for rows in sweep.rows:
         for k in (0, *sweep.ks):
-            yield key_of(k, rows, sweep.engine, sweep.variant)
+            yield key_of(k, rows, sweep.engine, sweep.variant, sweep.context)
 
 
-def key_of(k: int, rows: int = 1, engine: str = "vllm", variant: str | None = None) -> CellKey:
+def key_of(
+    k: int,
+    rows: int = 1,
+    engine: str = "vllm",
+    variant: str | None = None,
+    context: int | None = None,
+) -> CellKey:
     key = with_axes(KEY, num_speculative_tokens=k) if k else BASE_KEY
-    return with_axes(key, engine=engine, concurrency=rows, variant=variant)
+    return with_axes(key, engine=engine, concurrency=rows, variant=variant, context=context)
 
 
 def _passes(sweep: Sweep) -> Iterator[tuple[BlockPurpose, tuple[int, ...], range]]:
@@ -159,10 +166,8 @@ def _session(
 def _run_session(
     sweep: Sweep, purpose: BlockPurpose, k: int, cycle: int, leg: int, name: str, place: str
 ) -> tuple[ServerRecord, list[BlockRecord]]:
-    blocks = [
-        _block(sweep, purpose, key_of(k, rows, sweep.engine, sweep.variant), cycle, leg, name)
-        for rows in sweep.rows
-    ]
+    cells = [key_of(k, rows, sweep.engine, sweep.variant, sweep.context) for rows in sweep.rows]
+    blocks = [_block(sweep, purpose, key, cycle, leg, name) for key in cells]
     requests = [request for block in blocks for request in block.requests]
     speculation = f'--speculative-config={{"num_speculative_tokens": {k}}}'
     command = ("vllm", "serve", "models/target", *((speculation,) if k else ()), "--port", "41207")

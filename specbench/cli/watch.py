@@ -94,7 +94,7 @@ async def _watch(
 
     from specbench.watch.k_forecast import curve_near
     from specbench.watch.report import DOCUMENT, line_of, of_window, summary_of
-    from specbench.watch.server import watched_server, windows
+    from specbench.watch.server import Restart, watched_server, windows
     from specbench.watch.traffic import WatchedTraffic
     from specbench.words.answers import text
 
@@ -109,6 +109,9 @@ async def _watch(
         for reason in () if as_json else watched.reasons:
             typer.echo(text(reason))
 
+    def heading(engine: str, k: int | None) -> str:
+        return f"{engine}, K={'unknown' if k is None else k}"
+
     loop, task = get_running_loop(), current_task()
     assert task is not None
 
@@ -119,8 +122,7 @@ async def _watch(
         task.cancel()
 
     async with watched_server(address, model) as server:
-        k = server.facts.k.value if address.k is None else address.k
-        engine = f"{server.name} {server.facts.version}".strip()
+        k, engine = server.k, server.title
         if costs and k:
             curve_near(costs, engine, 1.0, k)  # its errors, before hours of watching
         with suppress(CancelledError):
@@ -131,6 +133,13 @@ async def _watch(
                     new = traffic.add(window)
                     if isinstance(window, str):
                         typer.echo(window, err=True)
+                        if isinstance(window, Restart):
+                            before = k or traffic.total.num_positions or k, engine
+                            server = await server.again()
+                            k, engine = server.k, server.title
+                            if k is None or (k, engine) != before:
+                                typer.echo(f"counted anew: {heading(engine, k)}", err=True)
+                                traffic = WatchedTraffic()
                         continue
                     found += new
                     show(of_window(window, new))
@@ -143,6 +152,6 @@ async def _watch(
     except UsageError as error:  # nothing that was seen is lost
         typer.echo(f"warning: {error}", err=True)
     if not as_json:
-        typer.echo(f"\n{engine}, K={'unknown' if k is None else k}:")
+        typer.echo(f"\n{heading(engine, k)}:")
     show(summary)
     return summary

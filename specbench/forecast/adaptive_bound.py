@@ -4,11 +4,12 @@ In hindsight the text is known, and the cheapest K of every round follows by dyn
 
     V(s) = min over k of c(k) + sum over a of P(a | s, k) V(s + a + 1),  V(end) = 0
 
-The text is walked, because another K moves the start of the next round. No choice of K costs less:
-at temperature 0 for certain, above it on average over the draft tokens, given this text. Concurrent
-requests each get their own K, which is at least as good as one for all. After rounds at K = 0 a
-drafter first processes the tokens that it has not seen. The bound leaves this cost out, so it still
-holds: on chat and creative of the bundled pair, a decode at these K gains 2 percentage points less.
+The text is walked, because another K moves the start of the next round. No choice of K costs less,
+if costs do not fall in K (`CostCurve.rising`): at temperature 0 for certain, above it on average
+over the draft tokens, given this text. Concurrent requests each get their own K, which is at least
+as good as one for all. After rounds at K = 0 a drafter first processes the tokens that it has not
+seen. The bound leaves this cost out, so it still holds: on chat and creative of the bundled pair, a
+decode at these K gains 2 percentage points less.
 
 No policy knows the text. How much the past tells is shown by a policy that is fitted on other
 prompts. It is the best of those tried, so another one may gain more, up to the bound.
@@ -166,7 +167,8 @@ class _Walk(NamedTuple):
             reached_SA = at_k.accepted_SA[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
             accepted_S = (reached_SA > chance_S[:, None]).sum(axis=1)
             emitted_SA = at_k.next_SA - starts_S[:, None]
-            tested_S = np.minimum(accepted_S + 1, np.maximum(at_k.drafted_S, accepted_S))
+            drafted_S = np.minimum(at_k.drafted_S, reached_SA.shape[1])  # not the nodes of a tree
+            tested_S = np.minimum(accepted_S + 1, np.maximum(drafted_S, accepted_S))
             emitted_S = (at_k.accepted_SA * emitted_SA).sum(axis=1)
             columns.append((accepted_S, tested_S, at_k.next_SA[starts_S, accepted_S], emitted_S))
         return cls(*(np.stack(each, axis=1) for each in zip(*columns, strict=True)))

@@ -34,6 +34,11 @@ class CostCurve:
         """cost(k) / cost(other), by repetition if paired; without a spread if they are few."""
         return self.ratio_of({k: 1.0}, {other: 1.0})
 
+    def speed(self, k: int, other: int) -> LogRatio:
+        """cost(other) / cost(k), with the error of one of them if only that one is known."""
+        ratio = self.ratio(other, k)
+        return replace(ratio, prompts=ratio.prompts or self.ratio(k, other).prompts)
+
     def ratio_of(self, rounds: Mapping[int, float], others: Mapping[int, float]) -> LogRatio:
         """The cost of rounds / that of other rounds, as `ratio`; both are numbers of rounds by K.
 
@@ -55,7 +60,7 @@ class CostCurve:
             if mean.prompts is not None:
                 error = abs(shares[0] - shares[1]) * mean.prompts.standard_error
                 errors.append(replace(mean.prompts, standard_error=error))
-        is_known = bool(errors) and all(means[k].prompts for k in rounds)
+        is_known = bool(errors) and all(means[k].prompts for k, n in rounds.items() if n)
         return LogRatio(
             log=math.log(totals[0] / totals[1]),
             prompts=reduce(combined, errors) if is_known else None,

@@ -173,6 +173,8 @@ def _costs(stored: StoredRun) -> Iterator[EngineCost]:
                 drafter=draft.drafter if draft.k else None,
                 workload=condition.workload,
                 temperature=condition.temperature,
+                context=condition.context or 0,
+                num_samples=condition.num_samples,
             )
 
 

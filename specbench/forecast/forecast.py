@@ -287,7 +287,7 @@ def middle_context(traces: Sequence[TraceRecord]) -> int:
 def _point(k: int, rounds: Rounds, curve: CostCurve, *, is_exact: bool) -> ForecastPoint:
     cost = curve.ratio(k, 0)
     tokens = rounds.tokens if is_exact else product(rounds.tokens, _APPROXIMATION)
-    speedup = product(tokens, curve.ratio(0, k))
+    speedup = product(tokens, curve.speed(k, 0))
     return ForecastPoint(
         num_speculative_tokens=k,
         mean_acceptance_length=rounds.pooled.mean_acceptance_length or 1.0,

@@ -108,7 +108,8 @@ def is_left_out(key: CellKey, forecasts: Iterable[ForecastRecord]) -> bool:
             if record.costs_of is not None:
                 return True
             if key.draft.k and key.draft.is_fixed:
-                return key.draft.k not in record.to_measure
+                known = {point.num_speculative_tokens for point in record.points}
+                return key.draft.k in known.difference(record.to_measure)
     return False
 
 

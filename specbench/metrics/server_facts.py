@@ -12,6 +12,7 @@ from specbench.records import ServerRecord
 
 VERSION = "version"
 ABSENT = "absent"
+DRAFT_FIELDS = "draft fields of requests"  # a setting of servers whose requests set K
 _UNKNOWN = {ABSENT, "", "unknown"}  # as a server's fact; an argument is given or absent
 
 # Settings and arguments of vLLM, SGLang and llama.cpp, with `-` for `_`, that change the weights in

@@ -110,6 +110,8 @@ class EngineCost:
     drafter: str | None = None
     workload: str | None = None
     temperature: float | None = None
+    context: int | None = None  # 0: prompts unchanged
+    num_samples: int | None = None
 
     def is_of(self, at: Condition, drafter: str) -> bool:
         """Whether it is the cost of a round of this drafter under this condition."""
@@ -118,6 +120,8 @@ class EngineCost:
             and self.drafter in (None, drafter)
             and self.workload in (None, at.workload)
             and self.temperature in (None, at.temperature)
+            and self.context in (None, at.context or 0)
+            and self.num_samples in (None, at.num_samples)
         )
 
 

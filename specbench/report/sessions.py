@@ -9,11 +9,10 @@ from typing import NamedTuple
 from specbench.methods import METHODS
 from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.memory import least_kv_tokens
-from specbench.metrics.server_facts import session_differences
+from specbench.metrics.server_facts import DRAFT_FIELDS, session_differences
 from specbench.records import NO_DRAFTER, CellKey, Kind, Reason, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.runs import resume_command
-from specbench.servers.facts import DRAFT_FIELDS
 from specbench.words.numbers import plural
 from specbench.words.table import Table, column
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 GIVEN_K = "#k"  # the place of the user's K
 MODEL_OPTION = "--served-model-name"
-DRAFT_FIELDS = "draft fields of requests"  # a setting of servers whose requests set K
 MOST_SHOWN = 20  # names of models in an error
 
 T = TypeVar("T")

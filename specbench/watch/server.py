@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from specbench.engines.recognition import OPTION, counting_engine, recognized
@@ -12,7 +12,7 @@ from specbench.engines.served_engine import ServedEngine, find_served
 from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.servers.client import Client
-from specbench.servers.facts import ModelNames, ServerFacts
+from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import Counters
 from specbench.watch.traffic import Window
 
@@ -25,6 +25,25 @@ class WatchedServer:
     name: str
     engine: ServedEngine
     facts: ServerFacts
+    names: ModelNames
+
+    @property
+    def k(self) -> int | None:
+        """By its address, else by its facts."""
+        given = self.client.address.k
+        return self.facts.k.value if given is None else given
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.facts.version}".strip()
+
+    async def again(self) -> "WatchedServer":
+        """The same after a restart, with the facts of now; K is unknown if it reports none."""
+        try:
+            facts = await self.engine.facts(self.client, self.names)
+        except ServerError:
+            facts = replace(self.facts, k=Fact())
+        return replace(self, facts=facts)
 
     async def counters(self) -> Counters:
         """The counts since it started; ServerError without them."""
@@ -34,6 +53,12 @@ class WatchedServer:
         if counted.engine is None:  # such as an error page of a proxy
             self.client.fail("its page has no counters")
         return counted
+
+
+class Restart(str):
+    """Words that tell of a restart."""
+
+    __slots__ = ()
 
 
 @asynccontextmanager
@@ -48,8 +73,9 @@ async def watched_server(address: Address, model: str | None) -> AsyncIterator[W
                 "/metrics of vLLM; start it with one (llama.cpp: --metrics, SGLang: "
                 "--enable-metrics)"
             )
-        _, facts = await recognized(client, ModelNames(served=model), name)
-        yield WatchedServer(client=client, name=name, engine=find_served(name), facts=facts)
+        names, engine = ModelNames(served=model), find_served(name)
+        _, facts = await recognized(client, names, name)
+        yield WatchedServer(client=client, name=name, engine=engine, facts=facts, names=names)
 
 
 async def windows(
@@ -58,7 +84,7 @@ async def windows(
     """The counts of each interval, or in words why it has none: it restarted, or cannot be
     reached."""
     began, ends = _now(), time.monotonic() + seconds
-    last: Counters | None = await server.counters()
+    last, is_lost = await server.counters(), False
     read_at = time.monotonic()
     while (left_s := ends - time.monotonic()) > 0:
         await asyncio.sleep(min(every_s, left_s))
@@ -66,16 +92,18 @@ async def windows(
         try:
             counted = await server.counters()
         except ServerError as error:
-            if last is not None:
+            if not is_lost:
                 yield str(error)
-            last = None
+            is_lost = True
             continue
-        since = None if last is None else counted.since(last)
-        if since is None or since.spans_restart:
-            yield f"{server.client.address.root} restarted" if since else "it answers again"
+        since = counted.since(last)
+        if since.spans_restart:
+            yield Restart(f"{server.client.address.root} restarted")
+        elif is_lost:
+            yield "it answers again"
         else:
             yield Window(began_at=began_before, seconds=at - read_at, counters=since)
-        last, read_at = counted, at
+        last, read_at, is_lost = counted, at, False
 
 
 def _now() -> str:

@@ -5,7 +5,7 @@ that count no request in progress count a request as it ends, so none of theirs 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from statistics import fmean
@@ -17,7 +17,7 @@ from specbench.doc import Doc
 from specbench.records import Kind, Reason
 from specbench.servers.metrics_page import Counters
 from specbench.stats.drift import Drift, DriftDetector
-from specbench.stats.intervals import interval, log_ratio, with_half_count
+from specbench.stats.intervals import interval, log_ratio, with_count_noise, with_half_count
 from specbench.stats.rounds import mean_length
 from specbench.stats.summaries import Interval
 
@@ -100,7 +100,7 @@ class WatchedTraffic:
         if (batch.num_rounds or 0) < FEWEST_ROUNDS or (
             requests is not None and requests < max(FEWEST_REQUESTS, batch.num_in_progress or 0)
         ):
-            return []
+            return [*self._suspect()]
         self._open = None
         if (length := length_of(batch)) is None:
             return []
@@ -162,7 +162,7 @@ class WatchedTraffic:
         """The acceptance rate by position, each with an interval from five batches on."""
         means, rounds = rates(self.total), [batch.num_rounds or 0.0 for batch in self.batches]
         found = (
-            interval(log_ratio([with_half_count(accepted)], [rounds])) if rounds else None
+            _rate(accepted, rounds) if rounds else None
             for accepted in self._accepted_at(len(means))
         )
         pairs = zip(means, found, strict=True)
@@ -172,6 +172,12 @@ class WatchedTraffic:
         for i in range(deepest):
             at = [b.num_accepted_at[i] if i < len(b.num_accepted_at) else 0 for b in self.batches]
             yield np.array(at, dtype=np.float64)
+
+
+def _rate(accepted: np.ndarray, rounds: Sequence[float]) -> Interval:
+    """Accepted / rounds over batches, of which none may have accepted any."""
+    counts = with_half_count(accepted)
+    return interval(with_count_noise(log_ratio([counts], [rounds]), counts))
 
 
 def _around(estimate: float, found: Interval | None, most: float = math.inf) -> Interval:

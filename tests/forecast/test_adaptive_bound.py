@@ -1,6 +1,7 @@
 """The bound of adaptive K against all choices of K, and on texts whose gain follows by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -138,6 +139,20 @@ def test_the_error_of_the_costs_widens_the_bound():
     assert there.high - there.low > 1.2 * (exact.high - exact.low)
 
 
+def test_the_error_of_the_costs_is_known_without_that_of_a_k_that_is_not_the_fixed_one():
+    """K = 0 is one step by definition, if costs are in steps."""
+    rng = np.random.default_rng(4)
+    traces = [trace(f"p{i}", rng.random(60) < 0.6) for i in range(8)]
+    factors = (0.8, 1.2, 1.0, 0.9, 1.1)
+    often = {k: tuple(c * each for each in factors) if k else (c,) for k, c in COSTS.items()}
+    once = {k: (c,) for k, c in COSTS.items()}
+    wide, narrow = (
+        bound_of(traces, CostCurve(costs=costs, source="costs.csv")).hindsight
+        for costs in (often, once)
+    )
+    assert wide.high - wide.low > 1.2 * (narrow.high - narrow.low)
+
+
 def test_costs_that_fall_are_replaced_by_their_mean():
     rising = curve({0: 1.0, 1: 1.4, 2: 1.1, 3: 1.3, 4: 1.2}).rising(range(5))
     assert rising == pytest.approx(
@@ -151,6 +166,18 @@ def test_a_tree_is_bounded_by_its_depths():
     assert record.best == 2
     assert record.adaptive is not None
     assert record.adaptive.hindsight.estimate >= 1
+
+
+def test_the_siblings_of_a_tree_are_no_rejected_tokens():
+    """What a policy remembers of 2 accepted tokens is the same for 2 and for 8 nodes."""
+    rng = np.random.default_rng(2)
+    chains = [
+        trace(f"p{i}", rng.random(200) < (0.9, 0.3)[i % 2], depth=2, is_chain=False)
+        for i in range(10)
+    ]
+    trees = [replace(t, num_drafted=tuple(4 * n for n in t.num_drafted)) for t in chains]
+    costs = curve({0: 1.0, 2: 1.5})
+    assert bound_of(trees, costs) == bound_of(chains, costs)
 
 
 def test_a_text_that_lacks_a_depth_is_left_out():

@@ -87,6 +87,17 @@ def test_the_forecast_interval_includes_the_cost_error():
     assert point.speedup.low < point.speedup.estimate < point.speedup.high
 
 
+@pytest.mark.parametrize("repeated", [0, 2])
+def test_the_forecast_interval_includes_the_one_cost_error_that_is_known(repeated):
+    costs = {0: (0.1,), 2: (0.15,), repeated: (0.1, 0.2, 0.15, 0.15, 0.12, 0.18)}
+    record = forecast(
+        KEY, [right(p) for p in PROMPTS], CostCurve(costs=costs, source="costs.csv"), (2,)
+    )
+    point = record.points[1]
+    assert (point.cost_error is None) == (repeated == 0)
+    assert point.speedup.high / point.speedup.low > 1.1
+
+
 def test_a_k_without_traces_or_costs_is_not_forecast():
     shallow = [right(p, depth=2) for p in PROMPTS]
     record = forecast(KEY, shallow, curve({0: 0.1, 1: 0.1, 3: 0.1}), range(5))

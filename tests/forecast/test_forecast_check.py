@@ -83,6 +83,7 @@ def test_a_cell_that_the_forecast_excluded_is_not_missing():
     assert not is_left_out(BASE, [record])
     assert not is_left_out(draft(1), [record])
     assert is_left_out(draft(2), [record])
+    assert not is_left_out(draft(4), [record])  # such as a K that failed to warm up
     assert not is_left_out(draft(2, temperature=1.0), [record])
     assert not is_left_out(draft(2, pairing="demo/other"), [record])
     assert not is_left_out(draft(2, adaptive=True), [record])

@@ -1,5 +1,6 @@
 """--step-times RUN: round times of a measured engine, and the resulting forecast."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -44,7 +45,7 @@ def test_each_explored_cell_gives_a_step_time_and_its_speedup(tmp_path, sweep):
     }
 
 
-def test_a_cost_applies_only_to_its_drafter_workload_and_target(tmp_path, sweep):
+def test_a_cost_applies_only_to_its_drafter_and_condition(tmp_path, sweep):
     costs = read_file(store_copy(tmp_path, sweep))
     at = KEY.condition
 
@@ -54,8 +55,29 @@ def test_a_cost_applies_only_to_its_drafter_workload_and_target(tmp_path, sweep)
 
     assert ks_of() == {0, 2, 4}
     assert ks_of("eagle") == {0}
-    for other in ({"workload": "chat"}, {"temperature": 0.7}, {"target": "another"}):
-        assert not ks_of(**other)
+    for name, other in {
+        "workload": "chat",
+        "temperature": 0.7,
+        "target": "another",
+        "context": 1_000,
+        "num_samples": 8,
+    }.items():
+        assert not ks_of(**{name: other})
+
+
+def test_the_step_times_of_two_contexts_are_not_averaged(tmp_path):
+    runs = {
+        1_000: served_sweep(Sweep(context=1_000)),
+        16_000: served_sweep(Sweep(context=16_000, slower={0: 1.5, 2: 2.0, 4: 2.0})),
+    }
+    folders = [store_copy(tmp_path / f"{context}", stored) for context, stored in runs.items()]
+    costs = [cost for folder in folders for cost in read_file(folder)]
+    ratios = []
+    for context in runs:
+        usable = [c for c in costs if c.is_of(replace(KEY.condition, context=context), "draft")]
+        ratios.append(curve_from(usable, concurrency=1, ks=(4,)).ratio(4, 0).log)
+    assert ratios[1] - ratios[0] == pytest.approx(math.log(2.0 / 1.5))
+    assert not [cost for cost in costs if cost.is_of(KEY.condition, "draft")]
 
 
 def test_invalid_and_open_loop_cells_give_no_step_times(tmp_path, sweep):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from specbench.errors import ServerError, UsageError
-from specbench.forecast.cost_curve import curve_from
+from specbench.forecast.cost_curve import CostCurve, curve_from
 from specbench.records import EngineCost, Kind
 from specbench.servers.metrics_page import Counters
 from specbench.watch.k_forecast import best_of, curve_near, forecasts
@@ -235,6 +235,13 @@ def test_none_or_all_accepted_is_probably_a_fault(chances, kind):
     assert [reason.kind for _, reason in found] == [kind]
 
 
+def test_a_fault_shows_before_as_many_requests_end_as_are_in_progress():
+    counted = {"num_rounds": 25_000.0, "num_draft_tokens": 100_000.0, "num_accepted": 0.0}
+    _, found = watched([of_server(**counted, num_requests=40.0, num_in_progress=64.0)])
+    assert [reason for _, reason in found] == [Kind.NONE_ACCEPTED(drafted=100_000.0)]
+    assert has_fault([reason for _, reason in found])
+
+
 def of_server(**counts):
     return Window(began_at="", seconds=5.0, counters=Counters(engine="sglang", **counts))
 
@@ -299,6 +306,19 @@ def test_rates_and_length_are_those_of_all_windows_and_at_most_1():
     assert all(rate.low <= rate.estimate <= rate.high <= 1 for rate in traffic.rates)
 
 
+def test_no_accepted_draft_leaves_a_rate_its_error():
+    """None of 10,000: 0.5 / 10,000, up to 16 times as many by the variance 0.5 / 0.5**2."""
+    rounds = (1_990.0, 2_010.0, 2_000.0, 1_980.0, 2_020.0)
+    traffic, _ = watched(
+        of_server(num_rounds=n, num_accepted=0.4 * n, num_accepted_at=(0.4 * n, 0.0))
+        for n in rounds
+    )
+    first, second = traffic.rates
+    assert (second.estimate, second.low) == (0, 0)
+    assert second.high == pytest.approx(0.5 / 10_000 * np.exp(1.96 * 2**0.5), rel=1e-3)
+    assert 1 < first.high / first.estimate < 1.001
+
+
 def test_a_share_of_drafts_is_saved_only_where_every_round_drafts_k():
     """Lookups and p_min end drafts early."""
     rng = np.random.default_rng(2)
@@ -360,6 +380,34 @@ def test_the_named_k_is_that_of_a_sweep(draft, verify):
     assert hits >= 16
 
 
+def test_rounds_without_drafts_also_take_a_step_time():
+    """vLLM counts the 300 of 1,000 rounds in which n-grams found a draft."""
+    counted = Counters(
+        engine="vllm",
+        num_rounds=300.0,
+        num_draft_tokens=1200.0,
+        num_accepted=600.0,
+        num_accepted_at=(240.0, 180.0, 120.0, 60.0),
+        num_tokens=1610.0,
+        num_requests=10.0,
+    )
+    curve = CostCurve(costs={0: (1.0,), K: (1.7,)}, source="run 1")
+    plain, *_, now = forecasts([counted] * 5, K, curve)
+    assert plain.speed.estimate == pytest.approx(1.7 / 1.6)
+    assert best_of([plain, now]) is plain
+    assert now.tokens_per_round == 3  # of the rounds that are counted, as the mean length
+    every = replace(counted, num_rounds=1000.0, counts_all_rounds=True)
+    assert forecasts([every] * 5, K, curve)[0].speed.estimate == pytest.approx(1.7 / 1.6)
+
+
+def test_a_forecast_has_the_error_of_the_cost_that_was_repeated():
+    traffic, _ = watched([window(np.random.default_rng(2), PROSE)] * 6)
+    once, often = (0.02,), (0.018, 0.022, 0.02, 0.019, 0.021)
+    for costs_of in ({0: once, K: often}, {0: often, K: once}):
+        plain, *_ = forecasts(traffic.batches, K, CostCurve(costs=costs_of, source="run 1"))
+        assert plain.speed.high / plain.speed.low > 1.05
+
+
 def test_without_step_times_no_k_is_named_and_no_speed():
     traffic, found = watched(window(np.random.default_rng(2), PROSE) for _ in range(10))
     summary = summary_of(traffic, [reason for _, reason in found], K, None)
@@ -394,6 +442,11 @@ def test_step_times_are_of_this_server_and_of_the_nearest_number_of_requests():
     with pytest.raises(UsageError, match=r"4, 16 concurrent requests.*of one number"):
         curve_near([*near, *far], "vllm 0.32.0", None, K)
     assert curve_near(near, "vllm 0.32.0", None, K)[1] == 4
+    for name, value in {"target": "u", "context": 16_000, "num_samples": 8}.items():
+        one = costs(draft=0.1, verify=0.1, **{"target": "t", "context": 0, "num_samples": 1})
+        other = [replace(cost, **{name: value}) for cost in one]
+        with pytest.raises(UsageError, match=f"of several .*, {value};"):
+            curve_near([*one, *other], "vllm 0.32.0", 1.0, K)
     with pytest.raises(Exception, match=r"vllm 0\.32\.0.*vllm 0\.33\.0"):
         curve_near(near, "vllm 0.33.0", 1.0, K)
 
@@ -402,6 +455,7 @@ class FakeVllm(Handler):
     """Counters that grow with every reading."""
 
     drafts = True
+    rates = (0.8, 0.4)  # by position
 
     def do_GET(self):
         known = type(self)
@@ -420,12 +474,12 @@ class FakeVllm(Handler):
         if self.drafts:
             lines += [
                 f"vllm:spec_decode_num_drafts_total {rounds}",
-                f"vllm:spec_decode_num_draft_tokens_total {2 * rounds}",
-                f"vllm:spec_decode_num_accepted_tokens_total {int(1.2 * rounds)}",
+                f"vllm:spec_decode_num_draft_tokens_total {len(self.rates) * rounds}",
+                f"vllm:spec_decode_num_accepted_tokens_total {int(sum(self.rates) * rounds)}",
             ]
             lines += [
                 f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}} {int(n)}'
-                for i, n in enumerate((0.8 * rounds, 0.4 * rounds))
+                for i, n in enumerate(rate * rounds for rate in self.rates)
             ]
         return self.send("\n".join(lines) + "\n")
 
@@ -492,6 +546,24 @@ def test_an_error_page_is_no_restart_and_no_traffic(run):
     assert {line["num_rounds"] for line in lines[:-1]} == {100.0}
 
 
+@pytest.mark.parametrize("after", [(0.5,), (0.5, 0.25)])
+def test_only_a_restart_with_another_k_begins_anew(run, after):
+    class Redeployed(FakeVllm):
+        def do_GET(self):
+            if self.path == "/metrics" and getattr(type(self), "readings", 0) == 16:
+                type(self).readings, type(self).rates = 0, after
+            return super().do_GET()
+
+    with serving_with(Redeployed) as url:
+        done = run("--base-url", url, "--for", "2s", "--every", "0.05s")
+    assert "restarted" in done.err
+    assert f"vllm 0.32.0, K={len(after)}:" in done.out
+    is_anew = len(after) < len(FakeVllm.rates)
+    assert ("acceptance changed" in done.out) != is_anew
+    assert ("counted anew: vllm 0.32.0, K=1" in done.err) == is_anew
+    assert ("1.50 tokens per round" in done.out) == is_anew
+
+
 def test_step_times_that_do_not_fit_are_told_before_watching(tmp_path, run, monkeypatch):
     monkeypatch.setattr("specbench.watch.server.windows", None)
     table = tmp_path / "costs.csv"
@@ -518,8 +590,11 @@ def test_step_times_that_turn_out_not_to_fit_leave_the_summary(tmp_path, run):
     assert "warning: --step-times" in late.err
 
 
-def test_a_server_that_is_lost_is_told_once():
-    answers = iter([0.0, None, None, None, 1.0])
+@pytest.mark.parametrize(
+    ("before", "then"), [(0.0, "it answers again"), (9.0, "http://a restarted")]
+)
+def test_a_server_that_is_lost_is_told_once(before, then):
+    answers = iter([before, None, None, None, 1.0])
 
     async def counters():
         if (rounds := next(answers, 2.0)) is None:
@@ -532,4 +607,4 @@ def test_a_server_that_is_lost_is_told_once():
         return [seen async for seen in windows(server, seconds=0.3, every_s=0.02)]
 
     told = [seen for seen in asyncio.run(watch()) if isinstance(seen, str)]
-    assert told == ["gone", "it answers again"]
+    assert told == ["gone", then]

@@ -30,9 +30,10 @@ from specbench.files.model import require_complete
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing
+from specbench.metrics.server_facts import DRAFT_FIELDS
 from specbench.records import DraftConfig, Fixed
 from specbench.servers.client import Client
-from specbench.servers.facts import DRAFT_FIELDS, ModelNames
+from specbench.servers.facts import ModelNames
 from specbench.servers.process import LOOPBACK, ServerProcess, free_port, started
 
 ARGS, PORT = "{args}", "{port}"

@@ -6,8 +6,8 @@ import pytest
 
 from specbench.engines.served import vllm
 from specbench.metrics.aggregate import aggregate_run
+from specbench.metrics.server_facts import DRAFT_FIELDS
 from specbench.records import DraftConfig
-from specbench.servers.facts import DRAFT_FIELDS
 from tests.bench.served.fake_vllm import K_FIELD
 from tests.bench.served.served_runs import fake, measured, servers_left, settings_for
 
