@@ -301,6 +301,7 @@ def measured_deployment(
 ) -> "tuple[Deployment, str | None]":
     """The winner, and the version of the exported engine if the run measured it."""
     from specbench.export.winner import session_notes, sessions_of, winner
+    from specbench.metrics.aggregate import aggregate_run
     from specbench.records import Kind
     from specbench.report.document import build_document
 
@@ -310,7 +311,14 @@ def measured_deployment(
     _require_real(document.run)
     selection = _named(selection, document)
     started = document.run.settings.servers
-    deployment = winner(chosen, document.decisions, document.cells, selection, started.variants)
+    deployment = winner(
+        chosen,
+        document.decisions,
+        document.cells,
+        selection,
+        started.variants,
+        aggregate_run(stored),
+    )
     of_run = Kind.OF_RUN if document.is_complete else Kind.OF_INTERRUPTED_RUN
     sessions = sessions_of(deployment, selection.engine or "", document.servers)
     of_engine = session_notes(sessions, started.engine_args)

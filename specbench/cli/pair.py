@@ -468,10 +468,11 @@ def fitted(plan: "RunPlan") -> "RunPlan":
         return plan
     times = try_session(target, LLAMA_CPP)
     most = min(len(workload.prompts) // 2 for workload in target.workloads)
+    concurrency = max(target.settings.load.concurrency)
 
     def size(plan: "TargetPlan") -> tuple[int, int]:
         sessions = len([*cycle_of(served_cells(plan, LLAMA_CPP), 0)])
-        return num or times.num_prompts(budget_s, sessions, most), sessions
+        return num or times.num_prompts(budget_s, sessions, most, concurrency), sessions
 
     draft = target.settings.draft
     if draft.is_default_range and times.least_s(*size(target)) > budget_s:
@@ -484,8 +485,9 @@ def fitted(plan: "RunPlan") -> "RunPlan":
     plan = replace(plan, settings=settings, targets=(target,))
     least_s = times.least_s(num, sessions)
     longest_s = times.longest_s(num, sessions)
+    unit = "prompts" if concurrency == 1 else "requests"  # which repeat prompts if they are few
     typer.echo(
-        f"{target.target.name}: a start takes {times.start_s:.1f} s, {num} prompts of each "
+        f"{target.target.name}: a start takes {times.start_s:.1f} s, {num} {unit} of each "
         f"workload {num * times.prompt_s:.1f} s; about {min(longest_s, budget_s) / 60:.1f} minutes",
         err=True,
     )

@@ -469,7 +469,7 @@ class Crossover:
     concurrency: Annotated[
         int | None,
         Doc(
-            "lowest measured concurrency at which the interval is no longer above 1; absent: none",
+            "lowest measured concurrency from which on no interval is above 1; absent: none",
             "requests",
             low=1,
         ),

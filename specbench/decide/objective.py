@@ -14,6 +14,7 @@ from specbench.decide.recommend import (
     by_question,
     choose,
     deciding,
+    judge,
     near_best,
 )
 from specbench.doc import Doc
@@ -83,7 +84,7 @@ class SharedK:
         Mapping[str, float],
         Doc(
             "by workload, the share of its best speedup that this K loses, by the estimates "
-            "of the exploration phase",
+            "of the exploration phase; of a K that was decided against, by the decision",
             "fraction",
             low=0,
             high=1,
@@ -114,10 +115,10 @@ def find_shared_k(
     ValueError for cells of several pairings or settings.
 
     A K is compared if it is usable in every workload (`deciding`), by the speedup estimates of the
-    exploration phase; K = 0 has speedup 1. A workload's best K is that of its decision, so that it
-    loses nothing at its own answer. If it is undecided, its best K is the leader of `choose`, or 0
-    if that is slower. Worst regrets within 1% are equal, and the smaller K wins. `explored` has the
-    requests, from which the bounds of the regret follow.
+    exploration phase, or that of the decision against it; K = 0 has speedup 1. A workload's best K
+    is that of its decision, so that it loses nothing at its own answer. If it is undecided, its
+    best K is the leader of `choose`, or 0 if that is slower. Worst regrets within 1% are equal, and
+    the smaller K wins. `explored` has the requests, from which the bounds of the regret follow.
 
     None without a valid cell, and if K = 0 wins only because a best K is not usable in every
     workload, so that its losses there are unknown.
@@ -128,6 +129,7 @@ def find_shared_k(
         raise ValueError(f"expected one pairing and setting, got {len(groups)}")
     speedups: dict[str, dict[int, float]] = {}
     best_k: dict[str, int] = {}
+    lost: dict[tuple[str, int], Interval] = {}
     open_on: list[str] = []
     for group in by_question(cells):
         leader = choose(group).leader
@@ -139,6 +141,9 @@ def find_shared_k(
         decision = next((d for d in decisions if d.leader == leader.key), None)
         if decision is not None and decision.verdict is not SpeedupVerdict.UNDECIDED:
             best_k[workload] = decision.draft.k
+            if speedup := _speedup_against(decision):
+                lost[workload, leader.key.draft.k] = speedup
+                speedups[workload][leader.key.draft.k] = speedup.estimate
         else:
             best_k[workload] = leader.key.draft.k if leader.speedup.estimate > 1 else 0
             open_on += [workload] if decision else []
@@ -158,18 +163,36 @@ def find_shared_k(
         best_k=best_k,
         left_out=left_out,
         open_on=tuple(sorted(open_on)),
-        regret_bounds=_regret_bounds(k, best_k, explored),
+        regret_bounds=_regret_bounds(k, best_k, lost, explored),
     )
 
 
+def _speedup_against(decision: Decision) -> Interval | None:
+    """The speedup that decided against the leader, of whole requests if not of decoding; None for
+    another verdict."""
+    if decision.verdict is not SpeedupVerdict.NO_SPEEDUP:
+        return None
+    is_slower = judge(decision.speedup) is SpeedupVerdict.NO_SPEEDUP
+    return decision.speedup if is_slower else decision.end_to_end
+
+
 def _regret_bounds(
-    k: int, best_k: Mapping[str, int], explored: Sequence[CellData]
+    k: int,
+    best_k: Mapping[str, int],
+    lost: Mapping[tuple[str, int], Interval],
+    explored: Sequence[CellData],
 ) -> dict[str, Interval]:
-    """What K loses on each workload whose best K is another one: 1 - its speed / the best speed."""
+    """What K loses on each workload whose best K is another one: 1 - its speed / the best speed.
+
+    `lost`: the speedups that decided against a workload's K.
+    """
     fixed = (cell for cell in explored if cell.key.draft.is_fixed)
     at = {(cell.key.condition.workload, cell.k): cell for cell in fixed}
     bounds = {}
     for workload, best in best_k.items():
+        if speedup := lost.get((workload, k)):
+            bounds[workload] = _loss_of(speedup)
+            continue
         cell, other = at.get((workload, k or best)), at.get((workload, best))
         if k == best or cell is None or other is None:
             continue
@@ -181,6 +204,14 @@ def _regret_bounds(
         ends = (1 - math.exp(log + shift) for shift in (0.0, half, -half))
         bounds[workload] = Interval(**dict(zip(("estimate", "low", "high"), ends, strict=True)))
     return bounds
+
+
+def _loss_of(speedup: Interval) -> Interval:
+    """The share of the speed of K = 0 that a K loses."""
+    assert speedup.low is not None
+    assert speedup.high is not None
+    low, high = 1 - speedup.high, 1 - speedup.low
+    return Interval(estimate=1 - speedup.estimate, low=low, high=high)
 
 
 def across_workloads(key: CellKey) -> CellKey:
@@ -294,8 +325,9 @@ class Recommendation:
     condition: Condition  # without concurrency and variant, which are part of the answer
     best: Candidate | None  # None: every candidate exceeds a limit
     candidates: tuple[Candidate, ...]  # best first; without one, closest to the limits first
-    options: tuple[Candidate, ...]  # of the exploration phase, for `joint_recommendation`
+    options: tuple[Candidate, ...]  # for `joint_recommendation`
     tied: tuple[CellKey, ...] = ()  # than which `best` is not shown to be faster
+    is_decided: bool = False  # no answer is undecided at the setting of `best`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -318,6 +350,7 @@ def recommend_for(
     lowest measured concurrency, since a higher one is never faster for one user.
     """
     usable = [cell for cell in cells if cell.valid]
+    lost = {d.leader: d.speedup for d in decisions if d.verdict is SpeedupVerdict.NO_SPEEDUP}
     groups: dict[Condition, tuple[list[Candidate], list[Candidate]]] = {}
     for cell in usable:
         rate = _rate(cell, objective)
@@ -328,17 +361,17 @@ def recommend_for(
             same = [c for c in usable if c.key.condition == cell.key.condition]
             margin = _log_margin(cell)
             candidates += [plain, *_helping(rate, margin, same, decisions, objective)]
-            options += [plain, *_options(rate, same, objective)]
-    return tuple(_pick(question, *group, objective) for question, group in groups.items())
+            options += [plain, *_options(rate, same, lost, objective)]
+    return tuple(_pick(at, *group, decisions, objective) for at, group in groups.items())
 
 
 def joint_recommendation(picks: Sequence[Recommendation]) -> JointRecommendation | None:
     """The configuration with the least worst regret over picks of one target and setting.
 
-    Rates are those of the exploration phase, as in `find_shared_k`. A workload's regret is relative
-    to its own answer. A configuration is compared if it is within the limits on every workload;
-    of ties within 1% the simpler one wins. None for a single workload, without such a
-    configuration, and if K = 0 wins only because others have no interval on every workload.
+    Rates are as in `find_shared_k`. A workload's regret is relative to its own answer. A
+    configuration is compared if it is within the limits on every workload; of ties within 1% the
+    simpler one wins. None for a single workload, without such a configuration, and if K = 0 wins
+    only because others have no interval on every workload.
     """
     if len(picks) < 2:
         return None
@@ -373,15 +406,21 @@ def joint_recommendation(picks: Sequence[Recommendation]) -> JointRecommendation
 
 
 def _answer_rate(pick: Recommendation) -> float:
-    """The rate of a workload's answer in the exploration phase; of the best option for K = 0."""
+    """The rate of a workload's answer among the options; of the best one for an open K = 0."""
     kept = [option for option in pick.options if not option.broken]
-    answer = _configuration(pick.best.key) if pick.best and pick.best.key.draft.k else None
-    answers = [option for option in kept if _configuration(option.key) == answer]
+    answers: list[Candidate] = []
+    if pick.best is not None and (pick.best.key.draft.k or pick.is_decided):
+        answer = _configuration(pick.best.key)
+        answers = [option for option in kept if _configuration(option.key) == answer]
     return max(option.rate for option in answers or kept)
 
 
 def _pick(
-    condition: Condition, group: list[Candidate], options: list[Candidate], objective: Objective
+    condition: Condition,
+    group: list[Candidate],
+    options: list[Candidate],
+    decisions: Sequence[Decision],
+    objective: Objective,
 ) -> Recommendation:
     kept = [candidate for candidate in group if not candidate.broken]
     if objective.name == "latency":
@@ -402,7 +441,14 @@ def _pick(
         candidates=(best, *rest) if best else tuple(rest),
         options=tuple(options),
         tied=tuple(c.key for c in kept if best and c is not best and _is_tied(c, best)),
+        is_decided=best is not None and _is_decided(best.key.condition, decisions),
     )
+
+
+def _is_decided(condition: Condition, decisions: Sequence[Decision]) -> bool:
+    """Whether there are decisions at a setting, and none is undecided."""
+    verdicts = {d.verdict for d in decisions if d.condition == condition}
+    return bool(verdicts) and SpeedupVerdict.UNDECIDED not in verdicts
 
 
 def _is_tied(candidate: Candidate, best: Candidate) -> bool:
@@ -445,12 +491,18 @@ def _helping(
 
 
 def _options(
-    rate: float, cells: Sequence[CellSummary], objective: Objective
+    rate: float,
+    cells: Sequence[CellSummary],
+    lost: Mapping[CellKey, Interval | None],
+    objective: Objective,
 ) -> Iterator[Candidate]:
+    """What a joint configuration is chosen from, at `rate` times the speedup of the exploration
+    phase, or the one that decided against it."""
     for group in by_question(cell for cell in cells if cell.key.draft.lossy is None):
         for cell in deciding(group):
-            if cell.speedup is not None:
-                cell_rate = rate * _gain(cell, cell.speedup.estimate, objective)
+            speedup = lost.get(cell.key, cell.speedup)
+            if speedup is not None:
+                cell_rate = rate * _gain(cell, speedup.estimate, objective)
                 yield _candidate(cell, cell_rate, objective, None)
 
 

@@ -39,6 +39,7 @@ class Gain(NamedTuple):
     basis: Literal["measured", "forecast"]
     verdict: SpeedupVerdict
     at: Length  # the K that the speedup is about, even if it gains nothing
+    is_unquoted: bool = False  # it was measured, but is invalid or a win without confirmation
 
     @property
     def value(self) -> float:
@@ -126,6 +127,8 @@ def answer_of(ranked: Sequence[RankedDrafter]) -> tuple[SpeedupVerdict, tuple[Re
         return SpeedupVerdict.UNDECIDED, (Kind.NOTHING_VALID(),)
     is_open = [reason for reason in measured if reason[2].verdict is SpeedupVerdict.UNDECIDED]
     if not is_open:
+        if any(gain.is_unquoted for entry in ranked for gain in entry.gains.values()):
+            return SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),)
         return SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
     speedup, best, gain = max(is_open, key=lambda reason: reason[0].estimate)
     reason = Kind.OPEN_DRAFTER(drafter=best.drafter, k=k_of(gain.at), speedup=speedup)
@@ -202,7 +205,9 @@ def rank(
     lengths = {cell.key: number_of(cell.metrics, "mean_acceptance_length") for cell in cells}
     for decision in decisions:
         key = decision.leader
-        if decision.speedup is None and key.condition in gains.get(key.pairing, {}):
+        forecast = gains.get(key.pairing, {}).get(key.condition)
+        if decision.speedup is None and forecast is not None:
+            gains[key.pairing][key.condition] = forecast._replace(is_unquoted=True)
             continue
         keys.setdefault(key.pairing, key)
         gains.setdefault(key.pairing, {})[key.condition] = Gain(
@@ -212,6 +217,7 @@ def rank(
             basis="measured",
             verdict=decision.verdict,
             at=key.draft.length,
+            is_unquoted=decision.speedup is None,
         )
     ranked = [
         RankedDrafter(

@@ -24,6 +24,7 @@ from specbench.engines.deployment import Deployment, Export, Exporter, Tier
 from specbench.errors import UsageError
 from specbench.inputs.pairing import Pairing
 from specbench.metrics.aggregate import usable_sessions
+from specbench.metrics.cell import CellData
 from specbench.records import (
     ASSISTED_DEFAULT,
     NO_DRAFTER,
@@ -64,13 +65,14 @@ def winner(
     cells: Iterable[CellSummary],
     selection: Selection,
     variants: Mapping[str, Sequence[str]] | None = None,
+    explored: Sequence[CellData] = (),
 ) -> Deployment:
     """The best of `pairings` (those of one target) with its K, by the decisions of `selection`.
 
     For several workloads K is the one with the smallest maximum regret. The decisions are those of
     one engine, if possible the one to export to. By default they are of the lowest temperature, the
-    shortest prompts and the fastest of `variants`, which maps each to its arguments. Raises
-    UsageError without a decision.
+    shortest prompts and the fastest of `variants`, which maps each to its arguments. `explored` has
+    the requests, for the interval of what a shared K loses. Raises UsageError without a decision.
     """
     decisions, cells = tuple(decisions), tuple(cells)
     by_name = {pairing.name: pairing for pairing in pairings}
@@ -90,7 +92,7 @@ def winner(
     }
     known = [cell for cell in cells if cell.key.pairing == name]
     by_concurrency = [
-        (concurrency, *_at_concurrency(list(group), known))
+        (concurrency, *_at_concurrency(list(group), known, explored))
         for concurrency, group in groupby(chosen, _concurrency)
     ]
     basis = tuple(reason for *_, reasons in by_concurrency for reason in reasons)
@@ -185,7 +187,7 @@ def _best(decisions: Sequence[Decision]) -> str:
 
 
 def _at_concurrency(
-    decisions: list[Decision], cells: Sequence[CellSummary]
+    decisions: list[Decision], cells: Sequence[CellSummary], explored: Sequence[CellData]
 ) -> tuple[Tier | None, list[Reason]]:
     """The tier of one concurrency with its reasons; None if the evidence is not enough for a K."""
     concurrency = decisions[0].condition.concurrency
@@ -218,7 +220,8 @@ def _at_concurrency(
             return tier, [*reasons, Kind.NO_FIXED_K()]
         k = leader.key.draft.k
         return Tier(concurrency, k), [*reasons, Kind.BEST_FIXED_K(k=k)]
-    shared = find_shared_k(same, decisions)
+    keys = {cell.key for cell in same}
+    shared = find_shared_k(same, decisions, [cell for cell in explored if cell.key in keys])
     if shared is None:
         return None, [*reasons, Kind.NO_SHARED_K() if same else Kind.NO_FIXED_K()]
     k = shared.num_speculative_tokens

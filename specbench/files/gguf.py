@@ -35,6 +35,7 @@ _FFN_UP = "blk.0.ffn_up.weight"
 _EPSILONS = (".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _ASSISTANT = "-assistant"
+_EXPERTS = "_exps."  # in the names of tensors that have one matrix per expert
 # Values of general.type. Source: gguf-py/gguf/constants.py.
 _OTHER_KINDS = {"adapter": "a LoRA adapter", "mmproj": "a projector of images or sound (mmproj)"}
 _REDOWNLOAD = "download or convert it again"
@@ -177,9 +178,14 @@ class GgufFile:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that a forward pass reads, without an embedding that only serves for lookups."""
+        """Bytes that a forward pass of one token reads: of the experts only those that it uses, and
+        no embedding that only serves for lookups."""
         is_looked_up = {"token_embd.weight", "output.weight"} <= self.tensors.keys()
-        return self.nbytes - (self.tensors["token_embd.weight"].nbytes if is_looked_up else 0)
+        unread = self.tensors["token_embd.weight"].nbytes if is_looked_up else 0
+        if (experts := self.experts) is not None:
+            routed = sum(t.nbytes for name, t in self.tensors.items() if _EXPERTS in name)
+            unread += routed * (experts.num - experts.per_token) // experts.num
+        return self.nbytes - unread
 
     @cached_property
     def vocabulary(self) -> GgufVocabulary:
@@ -328,11 +334,12 @@ def read_gguf(path: Path) -> GgufFile:
     cannot be read, or if llama.cpp would not load it as a language model."""
     files = [_read_file(path)]
     if match := _SHARD.fullmatch(path.name):
-        names = [f"{match[1]}-{i:05}-of-{match[3]}.gguf" for i in range(1, int(match[3]) + 1)]
-        if int(match[2]) != 1:
-            raise ModelError(
-                f"{path} is part {int(match[2])} of several; name the first, {names[0]}"
-            )
+        part, count = int(match[2]), int(match[3])
+        if not 1 <= part <= max(count, 1):
+            raise ModelError(f"{path} is part {part} of {count} by its name; rename the file")
+        names = [f"{match[1]}-{i:05}-of-{match[3]}.gguf" for i in range(1, count + 1)]
+        if part != 1:
+            raise ModelError(f"{path} is part {part} of several; name the first, {names[0]}")
         files += [_read_file(path.with_name(name)) for name in names[1:]]
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
     hashes = [file.header_sha256 for file in files]

@@ -146,6 +146,10 @@ def plan_gguf(
     ]
     rows, memory, speed = setup.concurrency, setup.memory_bytes, setup.bytes_per_s
     k = setup.num_speculative_tokens if draft else 0
+    forwards = 0
+    if draft:
+        shape = find_method(drafter.method).shape(drafter.parameters, k)
+        forwards = shape.num_forwards - shape.num_small
 
     def peak(context: int) -> Peak:
         slots = rows * (context + k + 1)
@@ -170,6 +174,6 @@ def plan_gguf(
         headroom_bytes=None if memory is None else memory - planned.total,
         max_context=None if memory is None else longest_that_fits(peak, memory, limit),
         step_s=seconds[0] if seconds else None,
-        round_s=seconds[0] + k * seconds[1] if seconds and draft else None,
+        round_s=seconds[0] + forwards * seconds[1] if seconds and draft else None,
         notes=_NOTES,
     )

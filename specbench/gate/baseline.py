@@ -219,7 +219,7 @@ def _pooled_cells(runs: Sequence[Snapshot]) -> Iterator[CellFigures]:
         same = [cells[cell.key] for cells in by_key if cell.key in cells]
         valid = all(
             not twin.problems
-            and twin.units == cell.units
+            and _have_same_prompts(cell, twin)
             and (cell.shows_clock(twin) or not cell.changed_prompts(twin))
             for twin in same
         )
@@ -227,7 +227,16 @@ def _pooled_cells(runs: Sequence[Snapshot]) -> Iterator[CellFigures]:
             yield _pooled_cell(same) if len(same) > 1 else cell
 
 
+def _have_same_prompts(first: CellFigures, second: CellFigures) -> bool:
+    """Whether two cells have the same prompts or passes; cycles may differ in number."""
+    if first.has_cycles and second.has_cycles:
+        return first.prompts == second.prompts
+    return first.units == second.units
+
+
 def _pooled_cell(cells: Sequence[CellFigures]) -> CellFigures:
+    fewest = min(len(cell.units) for cell in cells)
+    cells = [_of_first_units(cell, fewest) for cell in cells]
     names = [name for name in cells[0].figures if all(name in c.figures for c in cells)]
     texts = cells[0].texts
     agree = all(cell.texts == texts for cell in cells)
@@ -239,6 +248,29 @@ def _pooled_cell(cells: Sequence[CellFigures]) -> CellFigures:
         figures={name: _pooled_figure([c.figures[name] for c in cells]) for name in names},
         texts=texts if agree else {},  # text that does not repeat cannot be compared
     )
+
+
+def _of_first_units(cell: CellFigures, count: int) -> CellFigures:
+    """The cell with the spread of its first units alone, as if it had no others."""
+    if count == len(cell.units):
+        return cell
+    # A unit of fewer changes a figure by more when it is left out.
+    times = (len(cell.units) - 1) / max(count - 1, 1)
+    figures = {
+        name: replace(
+            of, without=of.without and tuple(_moved(of.value, v, times) for v in of.without[:count])
+        )
+        for name, of in cell.figures.items()
+    }
+    units, num_tokens = cell.units[:count], cell.num_tokens[:count]
+    return replace(cell, units=units, num_tokens=num_tokens, figures=figures)
+
+
+def _moved(value: float, left_out: float, times: float) -> float:
+    """The leave-one-out value, moved away from the value of all units."""
+    if min(value, left_out) > 0:
+        return rounded(value * (left_out / value) ** times)
+    return rounded(value + times * (left_out - value))
 
 
 def _pooled_figure(figures: Sequence[Figure]) -> Figure:

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specbench.cli.export import measured_deployment
+from specbench.decide.objective import one_k
 from specbench.export.acceptance import (
     _over_prompts,
     _validation,
@@ -317,6 +319,15 @@ def test_imported_acceptance_is_exported_unchanged(folder, tmp_path):
     assert written["conditional_accept_rates"] == pytest.approx(read["conditional_accept_rates"])
     assert written["acceptance_length_histogram"] is None
     assert written["measurement_conditions"]["mean_accept_length_95_interval"] is None
+
+
+def test_an_export_states_the_losses_of_the_report(folder):
+    document = build_document(load_run("made", folder / "reports"))
+    (shared,) = (s for s in document.shared_k if s.key.pairing == "demo/draft")
+    assert shared.regret_bounds
+    chosen = load_pairings().select(["demo/draft"])
+    made, _ = measured_deployment(chosen, Selection(), "made", folder / "reports")
+    assert made.basis[-1] == one_k(shared)
 
 
 PROFILE_OF = ("--format", "speculation-profile", "--run", "made")

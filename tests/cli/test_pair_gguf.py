@@ -170,6 +170,13 @@ def test_the_plan_has_both_files_and_their_caches(tmp_path: Path) -> None:
     assert memory["break_even_length"] == pytest.approx(1 + 4 * reads[1] / reads[0])
 
 
+def test_a_block_head_drafts_in_one_forward(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "t.gguf")
+    write_gguf(tmp_path / "d.gguf", general__architecture="dflash")
+    _, document = pair(tmp_path, "-k", "4", "--gpu", "H100")
+    assert document["drafters"][0]["memory"]["break_even_length"] == pytest.approx(2)
+
+
 def test_a_pair_that_is_too_large_does_not_fit(tmp_path: Path) -> None:
     write_gguf(tmp_path / "t.gguf")
     write_gguf(tmp_path / "d.gguf", llama__attention__key_length=2**26)
@@ -230,6 +237,7 @@ def folder_of_files(folder: Path) -> None:
     write_gguf(folder / "eyes.gguf", general__architecture="clip", general__type="mmproj")
     write_gguf(folder / "lora.gguf", general__type="adapter")
     write_gguf(folder / "split-00002-of-00002.gguf")
+    write_gguf(folder / "split-00002-of-00000.gguf")
     write_gguf(folder / "half-00001-of-00002.gguf", tensors=small)
 
 
@@ -269,7 +277,7 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
     left_out = {Path(skipped["source"]).name for skipped in document["left_out"]}
     assert left_out == {
         *("as-large.gguf", "eyes.gguf", "lora.gguf", "half-00001-of-00002.gguf"),
-        *("split-00002-of-00002.gguf", "--spec-type draft-new"),
+        *("split-00002-of-00002.gguf", "split-00002-of-00000.gguf", "--spec-type draft-new"),
     }
 
 
@@ -371,6 +379,33 @@ def test_a_range_shortened_for_a_budget_stays_short_if_the_run_is_resumed(
         assert target.ks(pairings[0]) == FEWEST_KS
     (longer,) = plan_run(settings, pairings).targets
     assert longer.ks(pairings[0]) == SERVED_KS
+
+
+def test_few_prompts_still_fill_the_batch_of_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_gguf(tmp_path / "t.gguf")
+    (tmp_path / "pairings.yaml").write_text(
+        "targets: {t: {model: t.gguf, drafters: {a: {method: draft_model, model: t.gguf}}}}"
+    )
+    pairings = load_pairings(tmp_path / "pairings.yaml").all
+    prompts = write_prompts(tmp_path / "talk.jsonl", [f"prompt {i}" for i in range(12)])
+    settings = settings_of(
+        pairings=("t",),
+        workloads=(str(prompts),),
+        engines=("llama_cpp",),
+        budget_s=600.0,
+        num_speculative_tokens=(0, 4),
+        concurrency=(8,),
+    )
+    monkeypatch.setattr(trial, "try_session", lambda *_: trial.TrialTimes(1.0, 0.1))
+    plan = fitted(plan_run(settings, pairings))
+    for planned in (plan, plan_run(plan.settings, pairings)):
+        (target,) = planned.targets
+        sent = target.pass_prompts(target.workloads[0], target.conditions[0])
+        assert (len(sent), len({prompt.id for prompt in sent})) == (24, 12)
+    assert "24 requests of each workload" in capsys.readouterr().err
 
 
 def test_a_server_that_lists_no_types_refuses_no_method(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The configuration for latency, throughput and cost, and where the answer changes, by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -120,6 +121,17 @@ def test_a_workloads_own_configuration_has_no_regret():
     assert shared.best_by_workload == {}
 
 
+def test_a_k_that_was_decided_against_is_compared_by_its_decision():
+    """On code K = 4 looks best and K = 2 good, but the confirmation run has K = 4 at 0.87x."""
+    chat = rated(1, 100, 100, {2: (1.2, 1.3, 1.4), 4: (1.7, 1.8, 1.9)}, workload="chat")
+    code = rated(1, 100, 100, {2: (1.2, 1.3, 1.4), 4: (1.4, 1.5, 1.6)}, workload="code")
+    confirmed = replace(code[2], speedup=Interval(estimate=0.87, low=0.85, high=0.9))
+    decisions = [decide(choose(chat), chat[2]), decide(choose(code), confirmed)]
+    shared = joint_recommendation(recommend_for([*chat, *code], decisions, LATENCY))
+    assert shared.key.draft.k == 4
+    assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.13})
+
+
 def test_no_joint_recommendation_if_a_limit_fails_in_one_workload():
     cells = [
         *rated(1, 100, 100, {}, workload="chat", ttft_s=2.0),
@@ -226,6 +238,31 @@ def test_levels_of_concurrency_within_their_margins_are_tied():
     assert pick.best.highest_rate == pytest.approx(110 * 1.1)
 
 
+@pytest.mark.parametrize(
+    ("margins", "gap", "is_tied"),
+    [((0.3, 0.4), 0.45, True), ((0.3, 0.4), 0.55, False), ((0.0, 0.0), 0.0, True)],
+)
+def test_a_tie_is_a_gap_within_the_margins_of_both_rates(margins, gap, is_tied):
+    """Log rates that differ by `gap`; together, margins of 0.3 and 0.4 are 0.5."""
+    cells = [
+        replace(rated(rows, rate, rate, {})[0], speed_margin=math.expm1(margin))
+        for rows, rate, margin in zip((1, 2), (100, 100 * math.exp(-gap)), margins, strict=True)
+    ]
+    (pick,) = recommend_for(cells, [], THROUGHPUT)
+    assert pick.best.key.condition.concurrency == 1
+    assert bool(pick.tied) is is_tied
+
+
+@pytest.mark.parametrize(("of_plain", "whole"), [(None, 0.3), (math.expm1(0.4), 0.5)])
+def test_the_margin_of_drafting_is_that_of_its_speedup_and_of_k_0(of_plain, whole):
+    plain, drafting = rated(1, 100, 100, {4: (2 * math.exp(-0.3), 2.0, 2 * math.exp(0.3))})
+    cells = [replace(plain, speed_margin=of_plain), drafting]
+    (pick,) = recommend_for(cells, decided(cells), LATENCY)
+    assert pick.best.rate == pytest.approx(200)
+    assert pick.best.cautious_rate == pytest.approx(200 * math.exp(-whole))
+    assert pick.best.highest_rate == pytest.approx(200 * math.exp(whole))
+
+
 def test_with_equal_rates_the_smaller_batch_precedes_the_smaller_k():
     few = rated(2, 50, 100, {8: (1.5, 1.6, 1.7)})
     many = rated(4, 25, 100, {2: (1.5, 1.6, 1.7)})
@@ -284,6 +321,23 @@ def test_a_limit_on_tpot_is_compared_with_the_shown_time(objective, broken):
     (pick,) = recommend_for(cells, [decide(choose(cells[1:]), cells[1])], limit)
     (way,) = (c for c in pick.candidates if c.key.draft.k)
     assert bool(way.broken) is broken
+
+
+@pytest.mark.parametrize(
+    ("objective", "limit", "seconds"),
+    [(THROUGHPUT, "tpot", 0.005), (LATENCY, "tpot_p95", 0.005), (THROUGHPUT, "ttft", 0.004)],
+)
+def test_times_per_token_are_at_the_pace_of_the_confirmation_run(objective, limit, seconds):
+    """The first pass has 4 ms at 2.5x; the confirmation run has 2x. Prefill keeps its time."""
+    cells = rated(1, 100, 100, {4: (2.4, 2.5, 2.6)})
+    times = dict.fromkeys(("tpot_s", "tpot_s_p95", "ttft_s"), 0.004)
+    cells[1] = replace(cells[1], metrics={**cells[1].metrics, **times})
+    winner = replace(cells[1], speedup=Interval(estimate=2.0, low=1.9, high=2.1))
+    limited = replace(objective, limits=parse_limits(f"{limit}=1ms", LIMITS))
+    (pick,) = recommend_for(cells, [decide(choose(cells[1:]), winner)], limited)
+    (way,) = (c for c in pick.candidates if c.key.draft.k)
+    expected = Kind.OVER_LIMIT(limit=limit, seconds=pytest.approx(seconds), most=0.001)
+    assert way.broken == (expected,)
 
 
 def with_lossy(lossless, lossy, workload="code"):

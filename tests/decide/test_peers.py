@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.comparisons import side_by_side
+from specbench.decide.comparisons import may_be_equal, side_by_side
 from specbench.metrics.machine import machine_kind
-from specbench.records import CellKey
+from specbench.records import CellKey, Interval
 from specbench.stats.machine_noise import PARTS, assumed_noise
 from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, NUM_UNITS, cell, draft
@@ -102,5 +102,35 @@ def test_texts_that_differ_are_counted():
     assert pair.equal_text == pytest.approx(5 / 6)
 
 
+def test_equal_texts_are_a_share_of_the_pairs_that_can_be_compared():
+    """Token ids are missing of one request on their side only, and of two on both sides."""
+    ours, theirs = (list(cell(key, SECONDS).requests) for key in (BASE, peer("generate")))
+    mute = {"output_ids": (), "num_tokens": 13}
+    theirs[0] = replace(theirs[0], **mute, text="a")
+    for i, text in ((1, "a"), (2, "b")):
+        ours[i], theirs[i] = (
+            replace(r, **mute, text=t) for r, t in ((ours[i], "a"), (theirs[i], text))
+        )
+    theirs[3] = replace(theirs[3], output_ids=tuple(range(100, 113)))
+    cells = (cell(key, SECONDS) for key in (BASE, peer("generate")))
+    (pair,) = side_by_side(
+        [replace(c, requests=tuple(r)) for c, r in zip(cells, (ours, theirs), strict=True)]
+    )
+    assert pair.equal_text == pytest.approx(3 / 5)
+
+
 def test_runs_without_common_cells_are_not_compared():
     assert side_by_side([cell(BASE, SECONDS), cell(peer("generate"), SECONDS, repeat=1)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_open"),
+    [
+        *((0.9, 1.1, True), (1.0, 1.2, True), (0.8, 1.0, True)),
+        *((1.01, 1.2, False), (0.8, 0.99, False)),
+        *((None, 0.9, False), (None, 1.1, True), (1.1, None, False), (0.9, None, True)),
+        (None, None, True),
+    ],
+)
+def test_two_cells_may_be_equal_if_the_bounds_include_1(low, high, is_open):
+    assert may_be_equal(Interval(estimate=1.0, low=low, high=high)) is is_open

@@ -105,6 +105,15 @@ def test_a_measurement_takes_precedence_over_a_forecast():
     assert gain.mean_acceptance_length == 2.5
 
 
+@pytest.mark.parametrize("forecasts", [[], [forecast("lost", {4: 0.9}), forecast("won", {4: 1.4})]])
+def test_a_win_that_was_not_confirmed_leaves_the_answer_open(forecasts):
+    won = decide(choose([cell("won", 2, 1.3), cell("won", 4, 1.5)]))
+    assert won.speedup is None
+    lost = decided("lost", 4, 0.8)
+    answer = answer_of(rank([lost, won], [], forecasts))
+    assert answer == (SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),))
+
+
 def test_drafters_without_a_speedup_are_ranked_by_their_best_forecast():
     ranked = rank([], [], [forecast("awful", {1: 0.5}), forecast("bad", {1: 0.9, 2: 0.8})])
     assert places(ranked) == ["bad", "awful"]

@@ -76,6 +76,29 @@ def test_a_shared_k_respects_the_confirmation_run(summarized):
     assert dict(shared_k.best_k) == {"code": 0, "chat": 4}
 
 
+def test_a_k_that_was_decided_against_loses_what_its_decision_shows(summarized):
+    code = sweep(summarized, "code", k2=1.3, k4=1.5)
+    chat = sweep(summarized, "chat", k2=1.3, k4=1.8)
+    lost = decide(choose(code), summarized(4, 0.85, 0.87, 0.90, workload="code"))
+    shared_k = find_shared_k([*code, *chat], [lost])
+    assert shared_k is not None
+    assert (shared_k.num_speculative_tokens, shared_k.best_k["code"]) == (4, 0)
+    assert shared_k.regret == pytest.approx({"code": 0.13, "chat": 0.0})
+    low, high = pytest.approx(0.10), pytest.approx(0.15)
+    assert one_k(shared_k).figures["losses"] == (
+        Kind.LOSS_BETWEEN(low=low, high=high, workload="code"),
+    )
+
+
+def test_whole_requests_that_decided_against_a_k_show_its_loss(summarized):
+    code = sweep(summarized, "code", k4=1.5)
+    slower = Interval(estimate=0.8, low=0.7, high=0.9)
+    lost = decide(choose([replace(code[0], speedup_end_to_end=slower)]))
+    shared_k = find_shared_k([*code, *sweep(summarized, "chat", k4=1.8)], [lost])
+    assert shared_k is not None
+    assert shared_k.regret == pytest.approx({"code": 0.2, "chat": 0.0})
+
+
 def test_without_a_decision_the_quoted_k_is_the_workloads_own(summarized):
     code = sweep(summarized, "code", k2=1.01, k4=1.05)
     undecided = decide(choose(code))

@@ -9,9 +9,9 @@ import pytest
 
 from specbench.errors import ModelError
 from specbench.files.config import Experts
-from specbench.files.gguf import gguf_of, read_gguf
+from specbench.files.gguf import GgufDifference, differences, gguf_of, read_gguf
 from specbench.files.model_spec import ModelSpec
-from tests.gguf_files import KV_BYTES, TOKENS, write_gguf
+from tests.gguf_files import HIDDEN, KV_BYTES, TOKENS, write_gguf
 
 EMBEDDING = "token_embd.weight"
 
@@ -23,6 +23,13 @@ def test_sizes_are_those_of_the_keys_and_tensors(tmp_path: Path) -> None:
     assert (file.kv_heads, file.kv_bytes_per_token) == ((2, 2), KV_BYTES)
     assert (file.quantization, file.nbytes, file.read_bytes) == ("Q8_0", 900 * 34, 600 * 34)
     assert read_gguf(write_gguf(tmp_path / "tied.gguf")).read_bytes == 300 * 34
+
+
+def test_a_token_reads_the_experts_that_it_uses(tmp_path: Path) -> None:
+    tensors = {EMBEDDING: (32, 300), "blk.0.ffn_up_exps.weight": (32, 32, 8)}
+    counts: dict[str, Any] = {"llama__expert_count": 8, "llama__expert_used_count": 2}
+    file = read_gguf(write_gguf(tmp_path / "a.gguf", tensors=tensors, **counts))
+    assert (file.nbytes, file.read_bytes) == ((300 + 8 * 32) * 34, (300 + 2 * 32) * 34)
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
@@ -78,6 +85,13 @@ def test_the_shards_of_a_model_are_read_together(tmp_path: Path) -> None:
     write_gguf(second, split__count=2, tensors={"blk.0.attn_k.weight": (32, 32)})
     hashes.add(read_gguf(first).header_sha256)
     assert len(hashes) == 2
+
+
+@pytest.mark.parametrize("part", ["00002-of-00000", "00000-of-00000", "00003-of-00002"])
+def test_a_part_that_cannot_be_is_refused(tmp_path: Path, part: str) -> None:
+    path = write_gguf(tmp_path / f"m-{part}.gguf")
+    with pytest.raises(ModelError, match=rf"{part}.*by its name; rename"):
+        read_gguf(path)
 
 
 def test_the_hash_of_a_header_does_not_depend_on_weights_or_name(tmp_path: Path) -> None:
@@ -175,3 +189,49 @@ def test_expert_counts_are_read_from_a_gguf_file(tmp_path: Path) -> None:
     write_gguf(tmp_path / "dense.gguf")
     assert read_gguf(tmp_path / "mixture.gguf").experts == Experts(num=64, per_token=6)
     assert read_gguf(tmp_path / "dense.gguf").experts is None
+
+
+def test_gguf_files_are_compared_in_what_their_tokenizers_add(tmp_path: Path) -> None:
+    """The ids of tokens that the target does not add may differ."""
+    prefix = "tokenizer__ggml__"
+    adding: Any = {f"{prefix}add_{name}_token": True for name in ("bos", "eos")}
+    adding |= {f"{prefix}bos_token_id": 3, f"{prefix}eos_token_id": 4}
+    plain = read_gguf(write_gguf(tmp_path / "plain.gguf"))
+    other = read_gguf(write_gguf(tmp_path / "other.gguf", **adding))
+    assert [found[:4] for found in differences(plain, other)] == [
+        ("add_bos_token", False, True, True),
+        ("add_eos_token", False, True, True),
+        ("bos_token_id", 1, 3, False),
+        ("eos_token_id", 2, 4, False),
+    ]
+    assert [found[:4] for found in differences(other, plain)] == [
+        ("add_bos_token", True, False, True),
+        ("add_eos_token", True, False, True),
+        ("bos_token_id", 3, 1, True),
+        ("eos_token_id", 4, 2, True),
+    ]
+
+
+def head_of_layers(folder: Path, layers: Any) -> list[GgufDifference]:
+    """What an EAGLE-3 head that reads these layers lacks in a target of 2 layers."""
+    keys: Any = {"general__architecture": "eagle3", "eagle3__target_hidden_size": HIDDEN}
+    head = write_gguf(folder / "head.gguf", **keys, eagle3__target_layers=layers)
+    return list(differences(read_gguf(write_gguf(folder / "t.gguf")), read_gguf(head)))
+
+
+@pytest.mark.parametrize("layers", [None, [], [0, 1, 1], [2, 0]])
+def test_a_head_reads_layers_up_to_the_targets_last_output(tmp_path: Path, layers: Any) -> None:
+    assert head_of_layers(tmp_path, layers) == []
+
+
+def test_a_head_of_a_deeper_target_is_refused(tmp_path: Path) -> None:
+    (found,) = head_of_layers(tmp_path, [3, 1])
+    assert found[:4] == ("target_layers", 2, 3, True)
+
+
+@pytest.mark.parametrize("layers", [1, "1", ["1"], [True, False]], ids=str)
+def test_target_layers_that_are_no_list_of_whole_numbers_are_an_error(
+    tmp_path: Path, layers: Any
+) -> None:
+    with pytest.raises(ModelError, match=r"head\.gguf: its eagle3\.target_layers"):
+        head_of_layers(tmp_path, layers)

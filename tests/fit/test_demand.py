@@ -75,6 +75,32 @@ def test_a_cpu_holds_all_drafters_together_and_a_gpu_one_at_a_time():
     assert demand(target, [drafter, other], on_gpu).weights == large
 
 
+def test_stated_weights_are_a_minimum_and_drafters_of_one_model_share_it():
+    target, (drafter,) = shape("8b")
+    alone = demand(target, [], HERE).weights
+    own = demand(target, [drafter], HERE).weights - alone
+    assert own > 4 * GIB  # more than the file states
+
+    def weights(gib: float, of_target: float, names: tuple[str, ...]) -> int:
+        stated = replace(drafter, model=replace(drafter.model, weights_gib=gib))
+        model = replace(target.model, weights_gib=of_target)
+        drafters = [replace(stated, name=name) for name in names]
+        return demand(replace(target, model=model), drafters, HERE).weights
+
+    assert weights(0.1, 0.1, ("a", "b")) == alone + own
+    assert weights(50, 0.1, ("a", "b")) == alone + 50 * GIB
+    assert weights(0.1, 100, ("a",)) == 100 * GIB + own
+
+
+def test_the_shortest_suggested_text_has_256_tokens():
+    target, drafters = shape("8b")
+    shortest = demand(target, drafters, replace(HERE, context=256)).total
+    long = replace(HERE, context=700, memory_bytes=shortest)
+    assert "answers of 256 tokens (" in (shortage(target, drafters, long) or "")
+    longer = replace(long, context=3000, memory_bytes=shortest - 1)
+    assert "answers of" not in (shortage(target, drafters, longer) or "")
+
+
 def test_a_missing_model_needs_at_least_the_stated_weights():
     (pairing,) = load_pairings().select(["llama-3.1-8b/eagle3"])
     message = shortage(pairing.target, [pairing.drafter], replace(HERE, memory_bytes=GIB)) or ""

@@ -13,6 +13,8 @@ from specbench.fit.memory_plan import (
     CUBLAS_BYTES,
     DeploymentSpec,
     MemoryPlan,
+    Peak,
+    longest_that_fits,
     plan_pair,
     plan_target,
     sampling_bytes,
@@ -99,6 +101,17 @@ def test_the_reported_context_is_the_largest_that_fits(target):
             return planned.peak.total
 
         assert peak(most) <= 24 * GIB < peak(most + 64)
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit", "longest"),
+    [(640, None, 640), (639, None, 576), (63, None, 0), (1e9, None, 2**20), (1e9, 1000, 960)],
+)
+def test_the_longest_context_may_use_all_memory(memory, limit, longest):
+    def peak(context: int) -> Peak:
+        return Peak(weights=0, kv_cache=context, rest=0)
+
+    assert longest_that_fits(peak, memory, limit) == longest
 
 
 def test_speculation_and_concurrency_reduce_the_context(target):

@@ -187,6 +187,16 @@ def test_missing_fields_are_written_next_to_their_entry() -> None:
     assert unquantized == "    model: org/a\n    weights_gib: 2.0\n    revision: v1\n"
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "line"),
+    [(1000, "weights_gib: 0.1"), (2.26 * GIB, "weights_gib: 2.3"), (None, "revision: v1")],
+)
+def test_a_written_size_is_rounded_and_at_least_a_tenth(num_bytes, line) -> None:
+    text = "  b:\n    revision: v1\n    model: org/a\n"
+    facts = {("org/a", "v1"): HubFacts(source="org/a", weight_bytes=num_bytes)}
+    assert set(filled(text, facts).splitlines()) == {*text.splitlines(), f"    {line}"}
+
+
 @pytest.mark.usefixtures("hub")
 def test_every_revision_is_requested_and_a_missing_one_fails(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(

@@ -2,12 +2,14 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from specbench.errors import StoreError, UsageError
 from specbench.gate.baseline import SCHEMA_VERSION, left_out, pool, read_baseline, write_baseline
 from specbench.gate.check import check
-from specbench.gate.judging import GateVerdict
+from specbench.gate.figures import Figure
+from specbench.gate.judging import GateVerdict, _of_cycles
 from tests.gate.gate_sides import cell, figure, key, side
 
 
@@ -68,6 +70,34 @@ def test_cells_of_other_prompts_are_omitted_from_a_baseline_and_listed():
     (line,) = left_out(runs, pooled)
     assert line.startswith("demo/draft K=5 on code: ")
     assert line.endswith("with different prompts")
+
+
+def of_cycles(name: str, *logs: float, prompts: tuple[str, ...] = ("p1",)):
+    """A run of a server whose cycles have these logarithms of the speedup."""
+    total, n = sum(logs), len(logs)
+    without = tuple(math.exp((total - log) / (n - 1)) for log in logs)
+    speedup = Figure(value=math.exp(total / n), without=without)
+    units = [f"cycle {i}" for i in range(n)]
+    return side(cell({"decode_speedup": speedup}, units=units, prompts=prompts), name=name)
+
+
+def test_runs_of_a_server_with_other_numbers_of_cycles_are_pooled():
+    runs = [of_cycles("a", 0.0, 0.1, 0.2), of_cycles("b", 0.0, 0.1, 0.2, 0.5, 0.7)]
+    (pooled,) = pool(runs).cells
+    assert pooled.units == ("cycle 0", "cycle 1", "cycle 2")
+    assert len(pooled.num_tokens) == 3
+    speedup = pooled.figures["decode_speedup"]
+    assert speedup.value == pytest.approx(math.exp((0.1 + 0.3) / 2))
+    # The first three cycles vary by 0.1 in both runs.
+    spread = _of_cycles(np.log(speedup.without))
+    assert spread.standard_error == pytest.approx(0.1 / math.sqrt(3), rel=1e-4)
+    assert check(runs[0], pool(runs)).verdict is not GateVerdict.MISSING
+
+
+def test_cycles_of_other_prompts_are_not_pooled():
+    runs = [of_cycles("a", 0.0, 0.1), of_cycles("b", 0.0, 0.1, prompts=("p1", "p2"))]
+    with pytest.raises(UsageError, match="no cell is valid"):
+        pool(runs)
 
 
 @pytest.mark.parametrize(

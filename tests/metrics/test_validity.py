@@ -208,22 +208,25 @@ def test_impossible_counts_of_a_predicted_output_are_invalid(steady, changes):
     assert only_reason(wrong).kind is Kind.CHECK_IMPOSSIBLE
 
 
-def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
+# At K = 2, 12 tokens are at least 4 rounds, and 13 are 5.
+@pytest.mark.parametrize(("num_emitted", "enough"), [(12, 8), (13, 6)])
+def test_requests_that_a_check_completes_are_judged_without_rounds(steady, num_emitted, enough):
     empty = RoundLog(num_drafted=(), num_accepted=(), num_emitted=(), round_s=())
-    check = replace(CHECK, num_drafted=11, num_accepted=11, num_emitted=12)
+    drafted = num_emitted - 1
+    check = replace(CHECK, num_drafted=drafted, num_accepted=drafted, num_emitted=num_emitted)
+    changes = {"rounds": empty, "answer_check": check, "decode_s": check.seconds}
     done = tuple(
-        replace(r, rounds=empty, answer_check=check, decode_s=check.seconds, repeat=i)
+        replace(r, **changes, output_ids=tuple(range(1 + num_emitted)), repeat=i)
         for r in steady.requests
         for i in range(5)
     )
-    # 12 tokens are at least 4 rounds at K = 2.
-    whole = replace(steady, requests=done[:8])
+    whole = replace(steady, requests=done[:enough])
     assert judge_cell(whole) == ()
-    few = replace(whole, requests=done[:7])
+    few = replace(whole, requests=done[: enough - 1])
     assert only_reason(few) == Kind.TOO_FEW_ROUNDS(needed=30)
     (summary,) = summarize([whole])
     assert "mean_acceptance_length" not in summary.metrics
-    assert summary.metrics["num_checked_at_once"] == 12
+    assert summary.metrics["num_checked_at_once"] == num_emitted
 
 
 def test_decode_time_is_the_rounds_time(steady):
@@ -300,6 +303,19 @@ def test_sampled_text_may_differ_but_needs_similar_lengths_and_three_seeds(stead
     assert Kind.FEW_SEEDS(needed=3, temperature=1.0, fewest=1) in cell_warnings(warm)
     thrice = tuple(replace(r, repeat=i) for r in warm.requests for i in range(3))
     assert Kind.FEW_SEEDS not in {w.kind for w in cell_warnings(replace(warm, requests=thrice))}
+
+
+def test_a_seed_is_a_repeat_or_a_sample_and_not_a_turn(steady):
+    def seen(cell, requests):
+        return {w.kind: w.figures for w in cell_warnings(replace(cell, requests=tuple(requests)))}
+
+    three = ({"sample": 0}, {"sample": 1}, {"repeat": 1}, {"repeat": 1, "turn": 1})
+    requests = [replace(r, **changes) for r in steady.requests for changes in three]
+    warm = replace(steady, key=with_axes(steady.key, temperature=0.5))
+    assert Kind.FEW_SEEDS not in seen(warm, requests)
+    few = {"needed": 3, "temperature": 0.5, "fewest": 2}
+    assert seen(warm, requests[1:])[Kind.FEW_SEEDS] == few  # the first prompt lacks one
+    assert Kind.FEW_SEEDS not in seen(steady, requests[1:])
 
 
 def test_rounds_launched_differently_from_the_baseline_get_a_warning(steady):

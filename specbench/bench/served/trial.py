@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
 
-from specbench.bench.plan import TargetPlan
+from specbench.bench.plan import WAITING_PER_ROW, TargetPlan
 from specbench.bench.served.host import ManagedServers
 from specbench.bench.served.open_session import OpenSession, entered
 from specbench.bench.served.sessions import Answers, cycle_of, served_cells
@@ -17,7 +17,7 @@ from specbench.stats.crossed import MIN_CYCLES, MOST_PLANNED
 from specbench.stats.spread import MIN_UNITS
 
 NUM_CONFIRMING = 2  # K = 0 and the winner
-NUM_PROMPTS = 2  # of each workload
+NUM_PROMPTS = 2  # of each workload, or one per concurrent request
 FIRST_CYCLE_SHARE = 0.25  # of a budget: the other cycles and the confirmation follow
 
 
@@ -41,11 +41,14 @@ class TrialTimes(NamedTuple):
         later = (MIN_CYCLES - 1) * pair + MIN_CYCLES * pair
         return (num_sessions + later) * self.session_s(num_prompts)
 
-    def num_prompts(self, budget_s: float, num_sessions: int, most: int) -> int:
+    def num_prompts(
+        self, budget_s: float, num_sessions: int, most: int, concurrency: int = 1
+    ) -> int:
         """The prompts of each workload with which a cycle of `num_sessions` takes its share of the
-        budget: at most `most`, at least those that an interval needs."""
+        budget: at most `most`, at least those that an interval needs, or that fill the batch."""
+        least = max(MIN_UNITS, WAITING_PER_ROW * concurrency)
         session_s = FIRST_CYCLE_SHARE * budget_s / num_sessions
-        return max(min(int((session_s - self.start_s) / self.prompt_s), most), MIN_UNITS)
+        return max(min(int((session_s - self.start_s) / self.prompt_s), most), least)
 
 
 def try_session(plan: TargetPlan, engine: str) -> TrialTimes:
@@ -59,10 +62,13 @@ def try_session(plan: TargetPlan, engine: str) -> TrialTimes:
         with entered(runner, host.open(session)) as running:
             server = OpenSession(plan, session, "trial", running, runner, Answers(), None)
             server.warm_up()
+            blocks = [*session.blocks(plan)]
+            num = max(NUM_PROMPTS, *(block.condition.concurrency for block in blocks))
+            num = min(num, *(len(block.prompts) for block in blocks))
             ready_s = time.monotonic()
-            for block in session.blocks(plan):
-                record = server.serve(replace(block, prompts=block.prompts[:NUM_PROMPTS]))
+            for block in blocks:
+                record = server.serve(replace(block, prompts=block.prompts[:num]))
                 server.check(block, record)
             served_s = time.monotonic() - ready_s
     shutil.rmtree(folder)
-    return TrialTimes(time.monotonic() - began_s - served_s, served_s / NUM_PROMPTS)
+    return TrialTimes(time.monotonic() - began_s - served_s, served_s / num)

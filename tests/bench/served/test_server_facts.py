@@ -19,7 +19,7 @@ from specbench.importers import import_files
 from specbench.importers.imported_cell import ImportOverrides
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
-from specbench.metrics.server_facts import named_facts
+from specbench.metrics.server_facts import differences_in, named_facts
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import Kind
@@ -83,6 +83,42 @@ def test_arguments_about_drafts_are_facts_unless_k_explains_them_and_settings_ne
     names = [{name for name, _ in named_facts(**given, is_of_k=is_of_k)} for is_of_k in (0, 1)]
     assert names[0] - names[1] == {"--speculative-num-steps"}
     assert "speculative_algorithm" not in names[0]
+
+
+def test_a_fact_that_one_server_does_not_report_is_no_difference_but_an_argument_is():
+    before = {"version": "1", "prefix cache": "unknown", "block_size": "16", "--eager": "given"}
+    after = {"version": "2", "prefix cache": "on", "dtype": "", "--rope-scaling": "unknown"}
+    expected = {
+        ("version", "1", "2"),
+        ("--eager", "given", "absent"),
+        ("--rope-scaling", "absent", "unknown"),
+    }
+    assert set(differences_in(before, after)) == expected
+    assert set(differences_in(after, before)) == {(name, a, b) for name, b, a in expected}
+
+
+@pytest.mark.parametrize(
+    ("settings", "command", "explicit"),
+    [
+        ({"dtype": "bfloat16"}, (), "bfloat16"),
+        ({}, ("serve", "--dtype", "float16"), "float16"),
+        ({"dtype": "float32"}, ("serve", "--dtype", "float16"), "float32"),
+        ({"dtype": "fp8"}, (), "auto"),
+        ({}, (), "auto"),
+    ],
+)
+def test_an_automatic_cache_dtype_is_the_setting_or_the_argument_of_the_model(
+    settings, command, explicit
+):
+    def of_cache(value):
+        given = {"version": "1", "prefix_cache": "on", "command": command}
+        more = {"kv_cache_dtype": value, "load_format": value}
+        found = dict(named_facts(**given, settings=settings | more))
+        assert found["load_format"] == value
+        return found["kv_cache_dtype"]
+
+    assert of_cache("auto") == explicit
+    assert (of_cache("bf16"), of_cache("fp8")) == ("bfloat16", "fp8")
 
 
 def test_a_k_that_the_server_states_is_not_also_known_by_the_address():

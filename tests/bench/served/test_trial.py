@@ -1,7 +1,17 @@
 """The plan that follows from one timed session."""
 
-from specbench.bench.served.trial import TrialTimes
+from contextlib import nullcontext
+from dataclasses import replace
+from math import ceil
+from types import SimpleNamespace
+
+import pytest
+
+from specbench.bench.plan import WAITING_PER_ROW
+from specbench.bench.served import trial
+from specbench.bench.served.trial import TrialTimes, try_session
 from specbench.stats.spread import MIN_UNITS
+from tests.bench.served.served_runs import SIX, plan_of
 
 TIMES = TrialTimes(start_s=2.0, prompt_s=0.5)
 
@@ -19,3 +29,38 @@ def test_the_least_time_has_one_cycle_of_all_and_two_passes_of_one_k():
     # The first cycle, then K = 0 and one K up and down: once more, and twice to confirm it.
     assert TIMES.least_s(6, 10) == (10 + 3 * 4) * session_s
     assert TIMES.longest_s(6, 10) == 12 * (10 + 4) * session_s
+
+
+def test_the_requests_of_a_session_fill_the_batch():
+    assert TIMES.num_prompts(400.0, 10, most=6, concurrency=8) == 8 * WAITING_PER_ROW
+    assert TIMES.num_prompts(4000.0, 10, most=60, concurrency=8) == 60
+
+
+class Served:
+    """A session of a server that takes a second per batch of requests."""
+
+    seconds = 0.0
+
+    def __init__(self, *_: object) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+    def serve(self, block):
+        Served.seconds += ceil(len(block.prompts) / block.condition.concurrency)
+
+    def check(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "prompts", "prompt_s"), [(1, SIX, 1.0), (8, SIX, 1 / 8), (1, SIX[:1], 1.0)]
+)
+def test_as_many_requests_are_timed_as_run_at_once(
+    tmp_path, monkeypatch, concurrency, prompts, prompt_s
+):
+    plan = plan_of(tmp_path, concurrency=(concurrency,), num_prompts=None)
+    workloads = tuple(replace(w, prompts=w.prompts[: len(prompts)]) for w in plan.workloads)
+    monkeypatch.setattr(trial, "OpenSession", Served)
+    monkeypatch.setattr(trial, "ManagedServers", lambda *_: SimpleNamespace(open=nullcontext))
+    monkeypatch.setattr(trial, "entered", lambda _, session: session)
+    monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: Served.seconds))
+    assert try_session(replace(plan, workloads=workloads), "vllm") == (0.0, prompt_s)
