@@ -153,8 +153,9 @@ def _requests(result: ResultObject) -> Iterator[RequestRecord]:
             )
         )
         yield request_of(
-            f"{about.text('conversation_id')}, turn {about.number('turn_index') or 0:g}",
+            str(about.text("conversation_id")),
             index,
+            turn=about.whole("turn_index") or 0,
             num_prompt_tokens=prompt,
             num_tokens=tokens,
             ttft_s=first,

@@ -84,7 +84,13 @@ def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
 
 
 def _statistic(metrics: ResultObject, name: str, status: str, statistic: str) -> float | None:
-    return metrics.inner(name, status).number(statistic)
+    return _distribution(metrics, name, status).number(statistic)
+
+
+def _distribution(metrics: ResultObject, name: str, status: str) -> ResultObject:
+    """The statistics of a distribution; empty if nothing was counted, for which it has zeros."""
+    stated = metrics.inner(name, status)
+    return replace(stated, values={}) if stated.number("count") == 0 else stated
 
 
 def _rate(metrics: ResultObject, name: str, statuses: Sequence[str]) -> float | None:
@@ -94,7 +100,7 @@ def _rate(metrics: ResultObject, name: str, statuses: Sequence[str]) -> float | 
 
 def _seconds(metrics: ResultObject, name: str, percent: int) -> float | None:
     """The median or a percentile over the requests that succeeded."""
-    stated, key = metrics.inner(name, "successful"), "median"
+    stated, key = _distribution(metrics, name, "successful"), "median"
     if percent != 50:
         stated, key = stated.inner("percentiles"), f"p{percent}"
     return stated.milliseconds(key) if name.endswith("_ms") else stated.number(key)
@@ -132,7 +138,9 @@ def _requests(benchmark: ResultObject, completed: int | None) -> tuple[RequestRe
                 num_prompt_tokens=request.number("prompt_tokens"),
                 num_tokens=tokens,
                 ttft_s=None if ttft is None else ttft / 1e3,
-                total_s=None if ttft is None else (ttft + gap * ((tokens or 1) - 1)) / 1e3,
+                total_s=request.number("request_latency")
+                if ttft is None
+                else (ttft + gap * ((tokens or 1) - 1)) / 1e3,
             )
         )
     return tuple(records)

@@ -229,35 +229,37 @@ def request_of(
     prompt: str,
     index: int,
     *,
+    turn: int = 0,
     num_prompt_tokens: float | None,
     num_tokens: float | None,
     ttft_s: float | None,
     total_s: float | None,
     gaps_s: Sequence[float] | None = None,
 ) -> RequestRecord:
-    """The record of a request, which failed if it has no output token. `gaps_s`: seconds between
-    its events, if the file has them."""
+    """The record of a request, which failed if it has no output token. `ttft_s`: None if it was
+    not streamed; `gaps_s`: seconds between its events, if the file has them."""
     result = Result.failed("it has no output token in the file")
-    if num_tokens and ttft_s is not None and total_s is not None:
+    if num_tokens and total_s is not None:
         result = replace(
             result,
             finish_reason="eos",
             error=None,
             ttft_s=ttft_s,
-            decode_s=total_s - ttft_s,
+            decode_s=None if ttft_s is None else total_s - ttft_s,
             total_s=total_s,
             num_tokens=int(num_tokens),
             chunk_s=None if gaps_s is None else tuple(gaps_s),
         )
-    request = Request(prompt_id=prompt, repeat=index, max_new_tokens=0)
+    request = Request(prompt_id=prompt, turn=turn, repeat=index, max_new_tokens=0)
     return RequestRecord.of("", request, result, num_prompt_tokens=int(num_prompt_tokens or 0))
 
 
-def requests_of(result: ResultObject) -> tuple[RequestRecord, ...]:
+def requests_of(result: ResultObject, *, is_sampled: bool = False) -> tuple[RequestRecord, ...]:
     """The requests in the order they were sent; empty if the file has no such lists.
 
     `itls` has the seconds between the chunks of a request: their sum is its decode time. Prompts of
-    equal length with equal texts count as one prompt, repeated.
+    equal length with equal texts count as one prompt, repeated. Sampled texts of one prompt differ,
+    so all prompts of equal length then count as one.
     """
     prompts, lengths, ttfts = map(result.numbers, ("input_lens", "output_lens", "ttfts"))
     gaps, texts = result.lists("itls"), result.values.get("generated_texts")
@@ -268,6 +270,8 @@ def requests_of(result: ResultObject) -> tuple[RequestRecord, ...]:
             result.fail(name, f"{len(column)} requests, {len(lengths)} in output_lens")
     if not isinstance(texts, list) or len(texts) != len(lengths):
         texts = [*range(len(lengths))]
+    if is_sampled:
+        texts = [""] * len(lengths)
     names = prompt_names(zip(prompts, map(str, texts), strict=True))
     return tuple(
         request_of(
@@ -356,7 +360,8 @@ def pool(cells: Sequence[ImportedCell]) -> ImportedCell:
         numbers = [x for record in records if (x := number_of(record.figures, name)) is not None]
         lists = [v for r in records if isinstance(v := r.figures.get(name), tuple)]
         if len(lists) == len(records) and len(set(map(len, lists))) == 1:
-            figures[name] = tuple(map(fmean, zip(*lists, strict=True)))
+            pooled = sum if name == "acceptance_histogram" else fmean
+            figures[name] = tuple(map(pooled, zip(*lists, strict=True)))
         elif len(numbers) == len(records) and name.startswith("num_"):
             figures[name] = sum(numbers)
         elif len(numbers) == len(records):

@@ -21,7 +21,7 @@ def recognizes(result: ResultObject) -> bool:
     return result.has("backend", "dataset_name", "completed", "output_throughput", "median_tpot_ms")
 
 
-def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
+def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
     length = result.number("accept_length")
     server = result.inner("server_info")
     algorithm = server.text("speculative_algorithm")
@@ -44,7 +44,7 @@ def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:  # noqa:
             "input_tokens_per_s": result.number("input_throughput"),
             "mean_acceptance_length": length,
         },
-        requests=requests_of(result),
+        requests=requests_of(result, is_sampled=bool(given.temperature)),
         warnings=(
             *([Kind.SINCE_START()] if length is not None else []),
             *([Kind.RANDOM_PROMPTS()] if dataset and dataset.startswith("random") else []),

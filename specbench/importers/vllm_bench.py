@@ -60,7 +60,7 @@ def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
             else None,
             **acceptance,
         },
-        requests=requests_of(result),
+        requests=requests_of(result, is_sampled=bool(given.temperature)),
         parameters=_parameters(result),
         warnings=(Kind.PAST_THE_END(),) if acceptance else (),
     )
@@ -75,8 +75,11 @@ def step_time(result: ResultObject) -> EngineCost:
     """Decode seconds over rounds: exact with the gaps of --save-detailed, else by the mean TPOT.
 
     Servers of other engines are named by `backend`. A result without speculation counters is K = 0.
-    UsageError if the rounds or the times are unknown.
+    UsageError if the rounds or the times are unknown, or if requests failed: their gaps and their
+    rounds count, their tokens do not.
     """
+    if result.whole("failed"):
+        result.fail("failed", "requests broke off, so the rounds are unknown; measure again")
     completed, output = result.whole("completed"), result.whole("total_output_tokens")
     tpot_s, concurrency = result.milliseconds("mean_tpot_ms"), result.whole("max_concurrency")
     if not completed or output is None or not tpot_s:

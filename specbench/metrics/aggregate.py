@@ -235,6 +235,8 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
         for block in blocks
         if cell_id in block
     ]
+    if baseline:
+        sides = _last_of_each(sides)
     faults = [
         faulty_streams(chain.from_iterable(side[i].requests for side in sides), k)
         for i, k in enumerate((key.draft.k, 0))
@@ -266,6 +268,16 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
         faulty_streams=faults[0],
         baseline_faulty_streams=faults[1],
     )
+
+
+def _last_of_each(sides: Sequence[_Sides]) -> list[_Sides]:
+    """The last block of each prompt and repeat. A resumed run that loads other drafters measures
+    them again, with another K = 0."""
+    last = {
+        (side.cell.cycle, min(map(turn_of, side.cell.requests), default=None)): i
+        for i, side in enumerate(sides)
+    }
+    return [sides[i] for i in sorted(last.values())]
 
 
 def _timeless(part: _CellPart) -> _CellPart:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, finished
 from specbench.metrics.machine import SERVER, machine_noise, machine_prior
 from specbench.metrics.pairs import (
     PairedSeconds,
@@ -251,8 +251,10 @@ def _imported_summary(
 ) -> CellSummary:
     cell = CellData(key=key, requests=record.requests, slo=slo, device=SERVER)
     baseline = base.requests if base else ()
-    # Requests are paired with those of K = 0 by position if all prompts have the same length.
-    if [r.num_prompt_tokens for r in cell.requests] == [r.num_prompt_tokens for r in baseline]:
+    # Requests are paired with those of K = 0 by position if all prompts have the same length, which
+    # is 0 if it is unknown.
+    lengths, theirs = ([r.num_prompt_tokens for r in side] for side in (cell.requests, baseline))
+    if lengths == theirs and all(r.num_prompt_tokens for r in finished(cell.requests)):
         pairs = zip(cell.requests, baseline, strict=True)
         requests = tuple(replace(r, prompt_id=plain.prompt_id) for r, plain in pairs)
         cell = replace(cell, requests=requests, baseline=baseline)

@@ -88,6 +88,7 @@ def test_k_falls_back_from_the_file_to_positions_to_the_mean(read):
     ("changes", "reason"),
     [
         ({"completed": 0}, "no request was completed"),
+        ({"failed": 1}, "failed: requests broke off"),
         ({"max_concurrency": None}, "--max-concurrency"),
         ({"mean_tpot_ms": "fast"}, "mean_tpot_ms: expected a number"),
         ({"total_output_tokens": 10}, "no rounds"),

@@ -77,6 +77,19 @@ def test_counts_are_keyed_by_length_and_one_kind_of_rates_is_enough(tmp_path):
     assert named.key.draft.method == "unknown"  # not one of our methods
 
 
+def test_the_rounds_of_repeats_are_summed(tmp_path):
+    files = []
+    for times in (1, 2):
+        (tmp_path / str(times)).mkdir()
+        histogram = {"1": 20 * times, "2": 24 * times, "3": 22 * times, "4": 34 * times}
+        files.append(profile(tmp_path / str(times), acceptance_length_histogram=histogram))
+    (cell,) = import_files(files, GIVEN)
+    assert cell.record.num_repeats == 2
+    assert cell.record.figures["acceptance_histogram"] == (60, 72, 66, 102)
+    assert cell.record.figures["num_rounds"] == 300
+    assert cell.record.figures["acceptance_rate_per_position"] == pytest.approx((0.8, 0.56, 0.336))
+
+
 def test_golden_lengths_are_imported_as_one_cell_per_k():
     cells = import_files([GOLDEN], GIVEN)
     lengths = {c.key.draft.k: c.record.figures["mean_acceptance_length"] for c in cells}

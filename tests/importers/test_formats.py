@@ -114,6 +114,26 @@ def test_detailed_files_give_the_decode_speed():
     assert (imported.record.num_requests, imported.record.num_failed) == (3, 1)
 
 
+@pytest.mark.parametrize("name", ["vllm_base.json", "sglang.jsonl"])
+def test_sampled_prompts_of_equal_length_count_as_one(tmp_path, name):
+    """An oversampled prompt has another text each time."""
+    first, _ = json.JSONDecoder().raw_decode((FILES / name).read_text())
+    result = first | {
+        "input_lens": [30, 31, 32, 30, 31, 32],
+        "output_lens": [11] * 6,
+        "ttfts": [0.1] * 6,
+        "itls": [[0.5, 0.5]] * 6,
+        "generated_texts": [*"abcdef"],
+    }
+    file = tmp_path / "detailed.json"
+    file.write_text(json.dumps(result))
+    for temperature, num_prompts in ((0.0, 6), (0.7, 3)):
+        given = ImportOverrides(temperature=temperature, num_speculative_tokens=0)
+        (imported,) = import_files([file], given)
+        prompts = [request.prompt_id for request in imported.record.requests]
+        assert prompts == [f"prompt {i % num_prompts}" for i in range(6)]
+
+
 def test_aiperf_results_are_converted_by_their_units():
     imported = cell(
         "aiperf.json", ImportOverrides(num_speculative_tokens=4, method="eagle3", pairing="a/b")
@@ -230,14 +250,24 @@ def test_the_requests_of_aiperf_are_read_from_its_folder(tmp_path):
     lines = [*aiperf_requests([900.0], "warmup"), *aiperf_requests([300.0, 500.0])]
     file.write_text("\n".join(map(json.dumps, lines)))
     (imported,) = import_files([folder], ImportOverrides())
-    assert [r.prompt_id for r in imported.record.requests] == [
-        "session_0, turn 0",
-        "session_1, turn 0",
-    ]
+    assert [r.prompt_id for r in imported.record.requests] == ["session_0", "session_1"]
     assert [r.decode_s for r in imported.record.requests] == pytest.approx([0.2, 0.4])
     assert {(r.ttft_s, r.num_output_tokens) for r in imported.record.requests} == {(0.1, 9)}
     with pytest.raises(UsageError, match=r"profile_export_aiperf\.json .* 0 are given"):
         import_files([file], ImportOverrides())
+
+
+def test_the_turns_of_an_aiperf_conversation_belong_to_one_prompt(tmp_path):
+    folder, lines = aiperf_pair(tmp_path / "k3"), aiperf_requests([300.0] * 20)
+    for i, line in enumerate(reversed(lines)):
+        line["metadata"] |= {"conversation_id": f"session_{i // 10}", "turn_index": i % 10}
+    (folder / "profile_export.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (imported,) = import_files([folder], ImportOverrides())
+    assert [(r.prompt_id, r.turn) for r in imported.record.requests] == [
+        (f"session_{conversation}", turn) for conversation in range(2) for turn in range(10)
+    ]
+    (summary,) = summarize_imported([imported.key], [imported.record])
+    assert summary.num_prompts == 2
 
 
 def test_a_server_without_counters_of_speculation_is_k_0(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from specbench.errors import UsageError
 from specbench.importers import import_files
 from specbench.importers.imported_cell import ImportOverrides
+from specbench.metrics.summary import summarize_imported
 
 FILES = Path(__file__).parent / "files"
 K4 = ImportOverrides(num_speculative_tokens=4)
@@ -111,3 +112,43 @@ def test_guidellm_errors_name_the_missing_key(tmp_path):
         import_files([changed(tmp_path, lambda r: r["benchmarks"][0].pop("metrics"))], K4)
     with pytest.raises(UsageError, match="--temperature 0"):
         import_files([changed(tmp_path, lambda r: r["benchmarks"][0].pop("requests"))], K4)
+
+
+def test_a_report_without_streaming_has_no_times_of_tokens(tmp_path):
+    """GuideLLM then has distributions of nothing, whose statistics are zeros."""
+
+    def not_streamed(report):
+        (benchmark,) = report["benchmarks"]
+        for name in ("time_to_first_token_ms", "inter_token_latency_ms"):
+            stated = benchmark["metrics"][name]["successful"]
+            percentiles = dict.fromkeys(stated["percentiles"], 0.0)
+            benchmark["metrics"][name]["successful"] = {
+                **dict.fromkeys(stated, 0.0),
+                "count": 0,
+                "percentiles": percentiles,
+            }
+            for request in benchmark["requests"]["successful"]:
+                request[name] = None
+
+    (cell,) = import_files([changed(tmp_path, not_streamed)], K4)
+    assert not [name for name in cell.record.figures if name.startswith(("ttft", "tpot"))]
+    assert cell.record.figures["request_latency_s"] > 0
+    assert {(r.finish_reason, r.ttft_s, r.decode_s) for r in cell.record.requests} == {
+        ("eos", None, None)
+    }
+    assert cell.record.requests[0].total_s == pytest.approx(0.0839226)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_requests_are_not_paired_by_prompt_lengths_that_are_unknown(tmp_path, is_known):
+    files = []
+    for k in (0, 4):
+        report = json.loads((FILES / f"guidellm_k{k}.json").read_text())
+        for request in report["benchmarks"][0]["requests"]["successful"]:
+            request["prompt_tokens"] = request["prompt_tokens"] if is_known else None
+        file = tmp_path / f"k{k}.json"
+        file.write_text(json.dumps(report))
+        files.append(f"{file}#k={k}")
+    cells = import_files(files, K4)
+    _, summary = summarize_imported([c.key for c in cells], [c.record for c in cells])
+    assert (summary.speedup.low is not None) == is_known

@@ -48,6 +48,26 @@ def test_a_cell_is_aggregated_with_the_baseline_of_its_blocks(cell: CellData, ba
     assert base.baseline == ()
 
 
+def test_a_k_that_a_resumed_run_measures_again_is_paired_within_its_last_block(cell, baseline_cell):
+    """Another drafter loads, or no longer does: the run's blocks have other cells than before."""
+    (spec_a, spec_b), (base_a, base_b) = cell.requests, cell.baseline
+    other_key = with_axes(cell.key, pairing="demo/poor", drafter="poor")
+    slow_base, slow_spec = (replace(r, decode_s=2 * r.decode_s) for r in (base_a, spec_a))
+    other = replace(slow_spec, cell_id=other_key.id)
+    alone = [made_block("a", base_a, spec_a), made_block("b", base_b, spec_b)]
+    both = [made_block("a", slow_base, slow_spec, other, block_id="both")]
+    keys = [baseline_cell.key, cell.key, other_key]
+
+    base, known, added = aggregate_cells(keys, [*alone, *both])
+    assert known.pairs == ((base_b, spec_b), (slow_base, slow_spec))
+    assert added.pairs == ((slow_base, other),)
+    assert base.requests == (base_a, base_b, slow_base)
+
+    _, known, lost = aggregate_cells(keys, [*both, *alone])
+    assert known.pairs == ((base_a, spec_a), (base_b, spec_b))
+    assert lost.pairs == ((slow_base, other),)
+
+
 def test_values_derived_from_a_baseline_are_computed_once_per_baseline(cell, baseline_cell):
     spec_a, spec_b = cell.requests
     base_a, base_b = cell.baseline

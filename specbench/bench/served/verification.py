@@ -183,7 +183,7 @@ class OutputCollector:
             batch = [turns[i % len(turns)] for i in range(first, first + num)]
             requests = []
             for i, turn in enumerate(batch, first):
-                request = self._request(turn, repeat=i)
+                request = self._request(turn, repeat=i, colder=colder)
                 self.requests.setdefault(turn.id, request)
                 temperature = request.sampling.temperature * colder
                 sampling = replace(request.sampling, temperature=temperature)
@@ -196,10 +196,11 @@ class OutputCollector:
     def _prompts(self, cell: Cell) -> tuple[Prompt, ...]:
         return self.plan.prompts(self.plan.workload(cell.key.condition.workload))
 
-    def _request(self, turn: _TurnRef, repeat: int = 0) -> Request:
-        """A turn after the answers of K = 0 to the turns before; the seed differs by K and
-        repeat."""
+    def _request(self, turn: _TurnRef, repeat: int = 0, colder: float = 1.0) -> Request:
+        """A turn after the answers of K = 0 to the turns before; the seed differs by K, repeat and
+        `colder`."""
         name = f"{turn.cell.key.draft.label}|{turn.prompt.id}"
+        name += f"|{colder:g}" if colder != 1 else ""
         seed = request_seed(self.plan.settings.seed, name, repeat, turn.turn)
         request = request_of(self.plan, turn.cell, turn.prompt, turn.turn, repeat=repeat, seed=seed)
         texts = [self._baseline_texts[turn._replace(turn=i).id] for i in range(turn.turn)]

@@ -19,6 +19,7 @@ from specbench.bench.served.verification import collect_served_evidence
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.records import Kind
+from specbench.verify.evidence import CONTROL
 from specbench.verify.judge import Finding, judge
 from specbench.verify.report import answers, divergence_lines, document, exit_code
 from specbench.words.answers import text
@@ -332,3 +333,19 @@ def test_a_target_that_does_not_fit_into_the_memory_of_the_container_is_not_scor
     assert all(
         "this machine has 0.0 GiB free" in finding.not_scored_because for finding in findings
     )
+
+
+def test_the_control_has_none_of_the_seeds_of_k_0(tiny: Tiny) -> None:
+    """A server that honors them would give both the same noise, but K = 0 and K different noise."""
+    seeds: dict[float, set[int]] = {}
+    server = tiny.server(right, 1)
+    length_of = server.num_prompt_tokens
+
+    def noted(body: dict[str, Any]) -> int:
+        seeds.setdefault(body["temperature"], set()).add(body["seed"])
+        return length_of(body)
+
+    server.num_prompt_tokens = noted
+    findings_of(tiny, server, tiny.server(right, 2), (TEMPERATURE,))
+    assert sorted(seeds) == pytest.approx([CONTROL * TEMPERATURE, TEMPERATURE])
+    assert not set.intersection(*seeds.values())
