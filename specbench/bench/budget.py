@@ -1,6 +1,6 @@
 """A time budget: the time spent by blocks, sessions and targets, and the time left."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import fmean
 
 from specbench.records import ALL_PROMPTS, BlockPurpose, BlockRecord, ServerRecord
@@ -70,13 +70,13 @@ def spent_s(stored: StoredRun, target: str) -> float:
     """Seconds this run has spent on a target so far: its requests, traces and starts of servers."""
     served_s = sum(_session_s(server) for server in stored.servers if server.target == target)
     traces = (trace for trace in stored.traces if trace.target == target)
-    decoded_s, _ = decoded(stored, target)
+    ids = {key.id for key in stored.run.keys if key.condition.target == target}
+    decoded_s, _ = decoded(stored, ids)
     return decoded_s + served_s + sum(trace.seconds or 0.0 for trace in traces)
 
 
-def decoded(stored: StoredRun, target: str) -> tuple[float, int]:
-    """The seconds that requests for a target took in the process of the run, and their tokens."""
-    ids = {key.id for key in stored.run.keys if key.condition.target == target}
+def decoded(stored: StoredRun, ids: Collection[str]) -> tuple[float, int]:
+    """The seconds that requests of these cells took in the process of the run, and their tokens."""
     blocks = [block for block in stored.blocks if block.session is None]
     spent = (seconds for block in blocks for seconds in block_seconds(block).items())
     requests = (request for block in blocks for request in block.requests if request.error is None)

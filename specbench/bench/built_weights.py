@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from specbench.files.config import is_hybrid
 from specbench.files.model import DTYPE_BYTES, ModelFiles
-from specbench.fit.weights import Weights, kv_elements_per_token
+from specbench.fit.weights import PER_LAYER_TABLE, Weights, kv_elements_per_token, unrouted
 from specbench.forward.state_layers import cache_bytes, cache_of
 from specbench.models.loading import load_skeleton
 from specbench.models.quantization import packable
@@ -34,12 +34,15 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
             _packed_bytes(linear, spec.quantization) - linear.weight.nbytes
             for linear in packable(model)
         )
+    sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
+    unread = sum(size for name, size in sizes.items() if name.endswith(PER_LAYER_TABLE))
+    unread += unrouted(files, sizes) + (0 if is_tied else embedding.nbytes)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     kv_bytes, state_bytes = _cache_and_state_bytes(files, dtype, model)
     return Weights(
         num_parameters=num_parameters,
         nbytes=nbytes,
-        read_bytes=nbytes - (0 if is_tied else embedding.nbytes),
+        read_bytes=nbytes - unread,
         kv_bytes_per_token=kv_bytes,
         is_exact=spec.quantization is None,
         basis="built",

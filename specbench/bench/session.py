@@ -222,8 +222,10 @@ class OpenTarget:
         finally:
             after_j = self._probe.energy_j()
             device = self._probe.stop()
-        used_j = None if before_j is None or after_j is None else after_j - before_j
-        return served, device, used_j
+        has_other_work = served.num_discarded > 0 or served.calibration_s > 0
+        if before_j is None or after_j is None or has_other_work:
+            return served, device, None
+        return served, device, after_j - before_j
 
 
 def quoted_text(messages: Sequence[Message]) -> str:

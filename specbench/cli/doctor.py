@@ -69,7 +69,7 @@ def doctor(
     free_bytes = setup.memory_bytes
     rows = _checked(chosen, setup, quiet=as_json)
     if "problem" in checked:
-        for row in rows:
+        for row in (r for p, r in zip(chosen, rows, strict=True) if not p.is_gguf):
             row["ready"] = False
             row["missing"].insert(0, "GPU")
             row["problems"].insert(0, "torch cannot use the GPU")
@@ -143,7 +143,10 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
         elif needed.total:
             at_least = round(needed.total / GIB, 2)
         if lack := shortage(pairing.target, [pairing.drafter], setup):
-            problems["too large"] = lack
+            if needed.is_most:
+                notes.append(f"may be too large: {lack}")
+            else:
+                problems["too large"] = lack
         if not is_gguf and setup.device == "cuda" and (missing := _without_accelerate(pairing)):
             problems["accelerate"] = missing
     except SpecbenchError as error:
@@ -151,7 +154,8 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     if not is_downloaded:
         problems["not downloaded"] = "not downloaded"
     else:
-        refusals, notes = (_serving_problems if is_gguf else _loading_problems)(pairing)
+        refusals, found = (_serving_problems if is_gguf else _loading_problems)(pairing)
+        notes += found
         problems |= {
             short: refusal
             for short, refusal in refusals.items()

@@ -61,6 +61,7 @@ def find_machine(
         memory_bytes=total - RESERVED_BYTES,
         bytes_per_s=speed,
         compute_capability=known.compute_capability if known else None,
+        gpu=known.name if known else None,
     )
     return MachineSummary(known.name if known else "GPU", planned, notes)
 
@@ -78,7 +79,7 @@ def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
         probe = open_probe("cuda:0" if device in ("auto", "cuda") else device)
         facts = probe.gpu_facts()
         name = facts.name or "GPU"
-        setup = replace(setup, compute_capability=facts.compute_capability)
+        setup = replace(setup, compute_capability=facts.compute_capability, gpu=facts.name)
         if facts.memory_bytes or facts.shares_host_memory:
             try:
                 speed = find_gpu(name).bytes_per_s

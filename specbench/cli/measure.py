@@ -29,9 +29,10 @@ from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
     from specbench.bench.cluster import RayCluster
+    from specbench.bench.expected_time import EarlierSession
     from specbench.bench.planning import RunPlan
     from specbench.inputs.pairing import Pairing
-    from specbench.records import RunRecord, ServerRecord
+    from specbench.records import RunRecord
     from specbench.report.document import Document
     from specbench.runs import StoredRun
 
@@ -351,12 +352,13 @@ def _show_plan(
             typer.echo(f"warning: this plan cannot be measured here: {lack}", err=True)
 
 
-def _earlier_sessions(runs_dir: Path) -> "tuple[ServerRecord, ...]":
+def _earlier_sessions(runs_dir: Path) -> "tuple[EarlierSession, ...]":
+    from specbench.bench.expected_time import earlier_sessions
     from specbench.runs import list_runs, load_run
 
     readable = [listing.run_id for listing in list_runs(runs_dir) if not listing.problem]
     stored = (load_run(run_id, runs_dir, also_empty=True) for run_id in readable)
-    return tuple(server for run in stored for server in run.servers)
+    return tuple(session for run in stored for session in earlier_sessions(run))
 
 
 # Options of requests to a server, which may change if all requests so far were rejected.

@@ -190,10 +190,14 @@ def _lines(prepared: CandidateList) -> Iterator[str]:
             short = measured(-(room or 0), "bytes")
             reason = f"memory: {short} too large for this hardware and context"
             yield f"refused  {candidate.drafter.name}: {reason}"
-        elif room is not None:
+        elif candidate.plan is not None and candidate.plan.fits:
             is_ok = candidate.compatibility.level == "ok"
             fit = "compatible with the target" if is_ok else "usable, with warnings"
             yield f"fits     {candidate.drafter.name}: {fit}; enough memory"
+        elif room is not None:
+            over = measured(-room, "bytes")
+            reason = f"memory: at most {over} too large for this hardware and context"
+            yield f"warning  {candidate.drafter.name}: {reason}"
         for finding in candidate.compatibility.of_level("warning"):
             yield f"warning  {candidate.drafter.name}: {finding.text}"
     for finding in [finding for finding in prepared.findings if finding.level == "warning"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specbench.bench.expected_time import (
+    EarlierSession,
     ExpectedTime,
     SessionsEstimate,
     earlier_run,
@@ -20,7 +21,7 @@ from specbench.cli.preflight import planned_setups, setup_of
 from specbench.files.model import is_here
 from specbench.fit.demand import demand, gib
 from specbench.fit.memory_plan import DeploymentSpec
-from specbench.records import CellPlan, Length, Reason, ServerRecord, lengths
+from specbench.records import CellPlan, Length, Reason, lengths
 from specbench.records.keys import AXES
 from specbench.settings import RunSettings
 from specbench.words.answers import REASON, text
@@ -64,7 +65,7 @@ _COLUMNS = (
 
 
 def plan_document(
-    plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
+    plans: Sequence[TargetPlan], earlier: Sequence[EarlierSession] = ()
 ) -> dict[str, Any]:
     """The JSON document of the planned cells and of those that are left out."""
     return {
@@ -99,7 +100,7 @@ def left_out(plans: Sequence[TargetPlan]) -> dict[Reason, None]:
     return dict.fromkeys(warning for plan in plans for warning in plan.left_out)
 
 
-def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()) -> None:
+def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[EarlierSession] = ()) -> None:
     """One row per pairing and workload; values that all rows share are below the table."""
     cells = [cell for plan in plans for cell in plan.cell_plans()]
     ks_of: dict[tuple[str, ...], list[Length]] = {}
@@ -214,7 +215,7 @@ def _outlook(
         dtype=needed.dtype,
         memory_bytes=None if needed.is_least else needed.total,
         memory_unknown_because=because if needed.is_least else None,
-        free_bytes=setup.memory_bytes,
+        free_bytes=setup.free_for(*models),
     )
 
 
@@ -259,4 +260,5 @@ def _time(estimate: PlanOutlook) -> str:
         return sentence
     if estimate.seconds_are_measured:
         return f"about {length}, by the tokens per second of an earlier run here"
-    return f"about {length} (estimated from model sizes; may be off by a factor of 3)"
+    off = f"may be off by a factor of {estimate.tolerance}"
+    return f"about {length} (estimated from model sizes; {off})"

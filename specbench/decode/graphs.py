@@ -401,6 +401,11 @@ class Launchers:
         else:
             self.graphs = CudaGraphs()
 
+    @property
+    def lag(self) -> int:
+        """The lag of its launchers."""
+        return self._readback.lag
+
     def __call__(self, rows: Rows, sampler: Sampler, verifier: Verifier, clock: Clock) -> Launcher:
         if self.graphs is None:
             return Launcher(

@@ -128,8 +128,8 @@ class ServingLoop:
         self._policy = policy
         self._scheduler = Scheduler(requests, rows.state.num_rows)
         self._progress: dict[int, _RequestProgress] = {}
-        # By row: the tokens of its last request, and how many of them the KV cache has.
-        self._cached: dict[int, tuple[tuple[int, ...], int]] = {}
+        # By row: the conversation and tokens of its last request, and how many the KV cache has.
+        self._cached: dict[int, tuple[str, tuple[int, ...], int]] = {}
         self._pending: deque[_PendingRound] = deque()
         self._rounds: list[ObservedRound] = []
         self._behind = 0  # tokens per row that the drafter might not have seen
@@ -203,8 +203,11 @@ class ServingLoop:
 
     def _fill(self, admission: Admission) -> PrefillRequest:
         row, request = admission.row, self._requests[admission.request]
-        cached = self._cached.pop(row, ((), 0))
-        return PrefillRequest(row, request, self._rows.num_cached(row, *cached, request.prompt_ids))
+        conversation, tokens, num_seen = self._cached.pop(row, (None, (), 0))
+        num_cached = 0
+        if conversation == request.conversation:  # a drafter may know more than the shared prefix
+            num_cached = self._rows.num_cached(row, tokens, num_seen, request.prompt_ids)
+        return PrefillRequest(row, request, num_cached)
 
     def _packed(self) -> tuple[int, ...]:
         """Close gaps between running rows; returns the running requests in the order of rows."""
@@ -284,10 +287,10 @@ class ServingLoop:
         row = self._scheduler.finish(request, self._clock.now())
         if progress.is_stopped:  # the device does not check for stop strings
             self._rows.state.budget_B[row] = 0
-        elif self._requests[request].conversation is not None:
+        elif (conversation := self._requests[request].conversation) is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
             # The target's cache lacks the last token; the drafter's may also lack the one before.
-            self._cached[row] = tokens, max(len(tokens) - 2 - self._behind, 0)
+            self._cached[row] = conversation, tokens, max(len(tokens) - 2 - self._behind, 0)
 
     def _result(self, request: int) -> Result:
         progress = self._progress[request]

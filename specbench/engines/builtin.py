@@ -72,6 +72,15 @@ def graph_notes(launched: DrafterLaunchers) -> Iterator[str]:
         yield f"graphs: {reason}" if is_all else f"graphs of {listed}: {graph}, {reason}"
 
 
+def _capture_note(captured: tuple[str, int]) -> str:
+    """That the times of a drafter at a K include a capture."""
+    drafter, k = captured
+    return (
+        f"graphs of {drafter}, K={k}: {MOST_CAPTURING_PASSES} passes in a row captured a graph, so "
+        "the times of the last one include a capture"
+    )
+
+
 class _Setting(NamedTuple):
     """Everything that round costs depend on."""
 
@@ -143,6 +152,7 @@ class BuiltinEngine(InstrumentedEngine):
         self._model_forwards = ModelForwards(self._launchers.graphs, self._clock)
         self._drafters = LoadedDrafters(model, self.tokenizer, pool, options.forward, self._kernels)
         self._decoders: dict[tuple[str, bool], Decoder] = {}
+        self._capturing: dict[tuple[str, int], None] = {}  # drafters and K timed with a capture
         self._controllers = Controllers()
 
     @property
@@ -160,7 +170,12 @@ class BuiltinEngine(InstrumentedEngine):
             attention=self._attention(),
             kernels=tuple(self._kernels.autotuner.choices.values()),
             quantization=self._target.quantization,
-            notes=(*self._drafters.notes, *graph_notes(launched), *self._kernels.notes),
+            notes=(
+                *self._drafters.notes,
+                *graph_notes(launched),
+                *map(_capture_note, self._capturing),
+                *self._kernels.notes,
+            ),
             max_k=dict(self._drafters.max_ks),
         )
 
@@ -207,7 +222,8 @@ class BuiltinEngine(InstrumentedEngine):
         self._decoders.clear()
         self._controllers = Controllers()
         self._model_forwards.forget()
-        return self._serve_work(requests, work, load)
+        served = self._serve_work(requests, work, load)
+        return replace(served, num_discarded=served.num_discarded + 1)
 
     def _serve_work(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
         if not work.adaptive:
@@ -230,11 +246,14 @@ class BuiltinEngine(InstrumentedEngine):
         decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
         k = policy.max_k
         timed = list(arriving(requests, load))
-        for _ in range(MOST_CAPTURING_PASSES):
+        num_passes, has_captured = 0, True
+        while has_captured and num_passes < MOST_CAPTURING_PASSES:
             num_captures, cpu_s = decoder.num_captures, time.thread_time()
             served = decoder.serve(timed, sampler, policy, num_rows=load.concurrency)
-            if decoder.num_captures == num_captures:
-                break  # otherwise the pass includes the capture of graphs and is repeated
+            num_passes += 1
+            has_captured = decoder.num_captures > num_captures  # then its times include captures
+        if has_captured:
+            self._capturing[work.drafter, k] = None
         longest = max(request.num_tokens for request in timed)
         scores = self._score(requests[0].prompt_ids, served.results) if timed[0].is_sample else None
         return ServedPass(
@@ -244,6 +263,7 @@ class BuiltinEngine(InstrumentedEngine):
             cpu_s=time.thread_time() - cpu_s,
             kv_bytes=load.concurrency * self._row_bytes(work.drafter, longest, k),
             scores=scores,
+            num_discarded=num_passes - 1,
         )
 
     def _score(self, prompt_ids: Sequence[int], results: Sequence[Result]) -> Scores:
@@ -318,13 +338,12 @@ class BuiltinEngine(InstrumentedEngine):
             return None
         # Verifying a prediction before the first round would emit tokens that `between` misses.
         request = replace(request, prediction_ids=())
-        is_captured = self._launchers.graphs is not None
-        if is_captured:
+        if self._launchers.graphs is not None:
             self.generate(request, work)  # otherwise a capture would repeat the timed pass
         seconds: dict[RoundForward, list[float]] = {forward: [] for forward in forwards}
         in_order = sorted(forwards, key=lambda forward: forward.role == "target")
-        # The forwards may overwrite only slots after the tokens of a round in progress.
-        length = len(request.prompt_ids) + (work.k + 1 if is_captured else 0)
+        # The forwards may overwrite only slots after the tokens of rounds in progress.
+        length = len(request.prompt_ids) + self._launchers.lag * (work.k + 1)
 
         def between(num_emitted: int) -> None:
             nonlocal length

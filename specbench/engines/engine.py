@@ -84,6 +84,7 @@ class ServedPass:
     calibration_s: float = 0.0
     kv_bytes: int | None = None
     scores: Scores | None = None  # only for samples of one prompt
+    num_discarded: int = 0  # passes before it, such as those that captured graphs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,6 +76,11 @@ class GenerationLog:
     def last_token_s(self) -> float:
         return self._put_s[-1]
 
+    @property
+    def num_first(self) -> int:
+        """The number of tokens that arrived with the first one."""
+        return self._num_put[1]
+
     def rounds(self, output_ids: Sequence[int], k: int) -> RoundLog | None:
         """The rounds after the first token; None if one drafted more than K.
 
@@ -139,7 +144,7 @@ def timeline(results: Sequence[Result], k: int) -> RoundTimeline:
 
 _MERGED = (
     f"{ASSISTED} and {LOOKUP} verify their first drafts together with the prompt: the time is "
-    "part of ttft_s, and the tokens cost no decoding time"
+    "part of ttft_s, and decode_s covers only the tokens after them"
 )
 _WHOLE_HISTORY = (
     "every turn of a conversation prefills the earlier turns again, which builtin keeps in its "
@@ -225,7 +230,7 @@ class Assistant:
 
     def drafting_by_default(self) -> Any:
         """The module with the library's default settings."""
-        self._module.generation_config = self._defaults
+        self._module.generation_config = copy.deepcopy(self._defaults)  # `generate` may adapt it
         return self._module
 
     @property
@@ -348,8 +353,8 @@ class TransformersEngine(InProcess):
         """Decode one request; ModelError if it is too long or transformers raises an error.
 
         If drafts are verified together with the prompt, the first n tokens arrive together. Their
-        time is part of ttft_s, but not of decode_s, from the first token to the last, which is then
-        shorter by at most one round. total_s includes everything.
+        time is part of ttft_s, but not of decode_s, which covers the other tokens. total_s includes
+        everything.
         """
         _require_known(work)
         self._prepare([request], work)
@@ -386,6 +391,7 @@ class TransformersEngine(InProcess):
             total_s=total_s,
             cpu_s=cpu_s,
             rounds=log.rounds(output_ids, work.k),
+            num_first=min(log.num_first, len(output_ids)),
         )
 
     def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:

@@ -41,6 +41,11 @@ class ModelSpec:
         return self.source.startswith("shape:")
 
     @property
+    def is_spread(self) -> bool:
+        """Whether accelerate may place its layers on all cards, and on the host."""
+        return self.device_map in ("auto", "balanced", "sequential")
+
+    @property
     def is_gguf(self) -> bool:
         """Whether it is a GGUF file, which only llama.cpp reads."""
         return self.folder is not None and self.folder.suffix.lower() == ".gguf"

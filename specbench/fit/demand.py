@@ -30,6 +30,7 @@ class Demand:
     weights: int
     rest: int  # KV cache, state and workspace, with the drafter that needs the most
     is_least: bool  # a lower bound: no file on this machine states the rest
+    is_most: bool = False  # an upper bound, which refuses nothing
 
     @property
     def total(self) -> int:
@@ -105,6 +106,7 @@ def _gguf_demand(
         weights=most.weights,
         rest=most.total - most.weights,
         is_least=False,
+        is_most=True,
     )
 
 
@@ -113,11 +115,12 @@ def shortage(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentS
 
     ModelError for absurd sizes.
     """
-    free, needed = setup.memory_bytes, demand(target, drafters, setup)
+    free = setup.free_for(target.model, *(drafter.model for drafter in drafters))
+    needed = demand(target, drafters, setup)
     if free is None or needed.total <= free:
         return None
-    least = "at least" if needed.is_least else "about"
-    sentence = f"needs {least} {gib(needed.total)}"
+    bound = "at least" if needed.is_least else "at most" if needed.is_most else "about"
+    sentence = f"needs {bound} {gib(needed.total)}"
     if needed.dtype != "auto":
         sentence += f" in {needed.dtype}"
     if needed.rest:
@@ -256,11 +259,12 @@ def gib(nbytes: int) -> str:
 
 
 def fits(pairing: Pairing, setup: DeploymentSpec) -> bool | None:
-    """Whether the weights fit; None if the pairings file does not state their size.
+    """Whether the weights fit; None if the pairings file does not state their size, or if they may
+    be spread over several cards.
 
     KV cache and activations are extra: `memory_plan.py` counts them if the files are here.
     """
     weights = sum(loaded_bytes(model, setup) for model in pairing.models)
     if weights > (setup.memory_bytes or 0):
-        return False
+        return None if any(model.is_spread for model in pairing.models) else False
     return None if pairing.target.model.weights_gib is None else True

@@ -131,7 +131,8 @@ def gguf_findings(target: GgufFile, draft: GgufFile) -> Iterator[FitFinding]:
 def plan_gguf(
     target: GgufFile, draft: GgufFile | None, drafter: DrafterSpec, setup: DeploymentSpec
 ) -> MemoryPlan:
-    """The memory plan of a draft model with its target, or of only the target; ModelError."""
+    """The memory plan of a draft model with its target, or of only the target; an upper bound.
+    ModelError."""
     files = [target, *([draft] if draft else [])]
     weights = [
         Weights(
@@ -176,4 +177,5 @@ def plan_gguf(
         step_s=seconds[0] if seconds else None,
         round_s=seconds[0] + forwards * seconds[1] if seconds and draft else None,
         notes=_NOTES,
+        is_most=True,
     )

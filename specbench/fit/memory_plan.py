@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from specbench.files.config import is_hybrid
 from specbench.files.model import DTYPE_BYTES, ModelFiles, open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.weights import (
     Weights,
     dtype_note,
@@ -110,11 +111,17 @@ class DeploymentSpec:
     memory_bytes: int | None = None
     bytes_per_s: float | None = None
     compute_capability: tuple[int, int] | None = None  # of an NVIDIA GPU; None: unknown
+    gpu: str | None = None  # its name
     dtype: str | None = None  # for both models; None: the dtype that each would be loaded in
     concurrency: int = 1
     context: int = 2048  # tokens of each row's prompt and answer
     num_speculative_tokens: int = 4
     temperature: float = 0.0
+
+    def free_for(self, *models: ModelSpec | None) -> int | None:
+        """Bytes that these models may use; None: unknown, as of a model on several cards."""
+        is_spread = self.device == "cuda" and any(spec and spec.is_spread for spec in models)
+        return None if is_spread else self.memory_bytes
 
     def dtype_of(self, model: ModelFiles) -> str:
         """The dtype that a model will be loaded in."""
@@ -154,10 +161,13 @@ class MemoryPlan:
     step_s: float | None  # minimum seconds of a baseline step: bytes to read / bandwidth
     round_s: float | None  # minimum seconds of a round at K
     notes: tuple[str, ...] = ()
+    is_most: bool = False  # whether `peak` is an upper bound
 
     @property
     def fits(self) -> bool | None:
-        return None if self.headroom_bytes is None else self.headroom_bytes >= 0
+        """None if it is unknown, also of an upper bound that exceeds the memory."""
+        room = self.headroom_bytes
+        return None if room is None or (self.is_most and room < 0) else room >= 0
 
     @property
     def break_even_length(self) -> float | None:
@@ -256,7 +266,7 @@ def _plan(
         return _peak(target, draft, drafter, shape, setup, context, k)
 
     planned = peak(setup.context)
-    memory, limit = setup.memory_bytes, files.longest_context
+    memory, limit = setup.free_for(files.spec, drafter.model), files.longest_context
     draft_weights = draft.weights if draft else None
     bound = _lower_bound(files, target.weights, draft_weights, drafter, shape, setup)
     return MemoryPlan(

@@ -4,12 +4,14 @@ Shape suffixes: F hidden size, V vocabulary.
 """
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from specbench.errors import ModelError
-from specbench.files.config import DENSE, Fields, head_size, layer_fields, layer_shapes
+from specbench.files.config import DENSE, FULL, Fields, head_size, layer_fields, layer_shapes
+from specbench.files.gemma4_mtp import kv_heads
 from specbench.files.head_files import ID_TABLES, OLD_ROTARY, HeadFiles
 from specbench.files.headers import TensorHeader, is_embedding, is_head, same_bytes
 from specbench.files.model import DTYPE_BYTES, ModelFiles, is_all_fp8
@@ -40,6 +42,8 @@ def _parting(path: tuple[str, ...], other: tuple[str, ...]) -> str:
 
 
 _PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/pairings.md
+PER_LAYER_TABLE = "embed_tokens_per_layer.weight"  # of Gemma 3n and 4
+_ROUTED = re.compile(r"\.experts\.|block_sparse_moe\.(input|output)_linear\.")  # also of Granite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +52,7 @@ class Weights:
 
     num_parameters: int
     nbytes: int  # without buffers that no file has: a rotary table, less than a KiB
-    read_bytes: int  # read by a forward pass: without an embedding that only serves for lookups
+    read_bytes: int  # read by a forward pass of one token, at least
     kv_bytes_per_token: int
     is_exact: bool  # False: packed, or stored in a format whose size only loading shows
     basis: Literal["config", "headers", "built"]  # the source of the counts
@@ -119,7 +123,7 @@ def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
     return Weights(
         num_parameters=count.total,
         nbytes=nbytes,
-        read_bytes=nbytes - count.looked_up * size,
+        read_bytes=nbytes - count.looked_up * size - round(count.unrouted * packed),
         kv_bytes_per_token=kv * size,
         is_exact=scheme is None and model.field("quantization_config") is None,
         basis=basis,
@@ -141,21 +145,28 @@ def _stays_packed(model: ModelFiles, dtype: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterCount:
-    """Numbers of parameters: `in_linears` are in the blocks' matrices, `looked_up` in an embedding
-    that only serves for lookups. `float32_buffers` stay in float32 whatever the dtype."""
+    """Numbers of parameters: `in_linears` are in the blocks' matrices, `looked_up` in tables that
+    only serve for lookups, `unrouted` in the experts that a token does not use. `float32_buffers`
+    stay in float32 whatever the dtype."""
 
     total: int
     in_linears: int
     looked_up: int
     float32_buffers: int
+    unrouted: int = 0
 
 
 def sizes_of(model: ModelFiles) -> Sizes | None:
     """The sizes that determine the layers' shapes; None if the config lacks them."""
     defaults = DENSE.get(model.dense_kind or "", {})
     kv_heads = model.size("num_key_value_heads") or defaults.get("num_key_value_heads")
+    if kv_heads is None and model.field("multi_query"):
+        # Falcon 40B repeats its keys for all heads before it stores them.
+        kv_heads = None if model.field("new_decoder_architecture") else 1
     heads = model.size("num_attention_heads")
-    hidden, mlp = model.size("hidden_size"), model.size("intermediate_size")
+    hidden, mlp = model.size("hidden_size"), model.field("intermediate_size")
+    widths = [width for width in mlp if type(width) is int] if isinstance(mlp, list) else []
+    mlp = max(widths, default=0) or model.size("intermediate_size")
     if heads is None or hidden is None:
         return None
     head = model.size("head_dim") or defaults.get("head_dim") or hidden // heads
@@ -193,6 +204,12 @@ def kv_elements_per_token(model: ModelFiles) -> int | None:
     latent, rotated = model.size("kv_lora_rank"), model.size("qk_rope_head_dim")
     if latent is not None and rotated is not None:
         return layers * (latent + rotated)  # for all heads: transformers expands it after reading
+    reused = model.field("num_kv_shared_layers")  # by the last layers, from earlier ones
+    if type(reused) is int and 0 < reused <= layers:
+        layers -= reused
+    if str(model.field("model_type")).startswith("gemma4") and (of := kv_heads(model.field)):
+        kinds = model.field("layer_types") or [FULL] * layers
+        return sum(2 * of[str(kind)].num * of[str(kind)].size for kind in kinds[:layers])
     return layers * 2 * sizes.kv_heads * sizes.head
 
 
@@ -202,25 +219,39 @@ def _from_headers(model: ModelFiles) -> ParameterCount | None:
     if tensors is None:
         return None
     floats = {name: header for name, header in tensors.items() if header.is_floating_point()}
-    looked_up = _looked_up(floats)
-    total = sum(header.num_elements for header in floats.values())
+    sizes = {name: header.num_elements for name, header in floats.items()}
     matrices = sum(
         header.num_elements
         for name, header in floats.items()
-        if len(header.shape) == 2 and not is_embedding(name) and not is_head(name)
+        if len(header.shape) == 2
+        and not (is_embedding(name) or is_head(name) or name.endswith(PER_LAYER_TABLE))
     )
     return ParameterCount(
-        total=total,
+        total=sum(sizes.values()),
         in_linears=matrices,
-        looked_up=looked_up.num_elements if looked_up else 0,
+        looked_up=_looked_up(sizes),
         float32_buffers=0,
+        unrouted=unrouted(model, sizes),
     )
 
 
-def _looked_up(tensors: Mapping[str, TensorHeader]) -> TensorHeader | None:
-    """The embedding, if it only serves for lookups because the head has its own tensor."""
-    has_head = any(map(is_head, tensors))
-    return next((h for n, h in tensors.items() if has_head and is_embedding(n)), None)
+def _looked_up(sizes: Mapping[str, int]) -> int:
+    """The total of the tables that only serve for lookups: Gemma's for each layer, and the
+    embedding if the head has its own tensor."""
+    has_head = any(map(is_head, sizes))
+    return sum(
+        size
+        for name, size in sizes.items()
+        if name.endswith(PER_LAYER_TABLE) or (has_head and is_embedding(name))
+    )
+
+
+def unrouted(model: ModelFiles, sizes: Mapping[str, int]) -> int:
+    """The total of the experts that a token does not use; `sizes` are of tensors by name."""
+    if (experts := model.experts) is None:
+        return 0
+    routed = sum(size for name, size in sizes.items() if _ROUTED.search(name))
+    return routed * (experts.num - experts.per_token) // experts.num
 
 
 def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
@@ -228,12 +259,12 @@ def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
     tensors = _loaded(model)
     if tensors is None:
         return None
-    nbytes = sum(header.nbytes for header in tensors.values())
-    looked_up = _looked_up(tensors)
+    sizes = {name: header.nbytes for name, header in tensors.items()}
+    nbytes = sum(sizes.values())
     return Weights(
         num_parameters=sum(header.num_elements for header in tensors.values()),
         nbytes=nbytes,
-        read_bytes=nbytes - (looked_up.nbytes if looked_up else 0),
+        read_bytes=nbytes - _looked_up(sizes) - unrouted(model, sizes),
         kv_bytes_per_token=kv_bytes,
         is_exact=False,
         basis="headers",

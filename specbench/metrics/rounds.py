@@ -27,25 +27,27 @@ def num_rounds(cell: CellData) -> int | None:
 @metric(unit="s", better="lower", low=0, label="round ms")
 @once_a_cell
 def round_s(cell: CellData) -> float | None:
-    """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step. For a server:
-    decode seconds / the rounds that it counted.
+    """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step. A round
+    verified together with the prompt has no seconds of its own. For a server: decode seconds / the
+    rounds that it counted.
     """
     if cell.servers:
         return _served_round_s(cell.finished, cell.acceptance) if cell.k else _step_s(cell.finished)
-    return fmean(cell.rounds.round_s) if cell.rounds else None
+    timed_s = cell.rounds.timed_s if cell.rounds else ()
+    return fmean(timed_s) if timed_s else None
 
 
 @metric(unit="s", better="lower")
 @once_a_cell
 def round_s_p50(cell: CellData) -> float | None:
     """Median seconds of a round."""
-    return median(cell.rounds.round_s) if cell.rounds else None
+    return median_of(cell.rounds.timed_s) if cell.rounds else None
 
 
 @metric(unit="s", better="lower")
 def round_s_p95(cell: CellData) -> float | None:
     """95th percentile of the seconds of a round; absent below 20 rounds."""
-    return percentile(cell.rounds.round_s, 95) if cell.rounds else None
+    return percentile(cell.rounds.timed_s, 95) if cell.rounds else None
 
 
 @metric(unit="s", better="lower")

@@ -193,7 +193,7 @@ def _chunk_gaps(cell: CellData) -> list[float]:
     if cell.key.condition.overlaps or cell.servers:
         gaps = [request.chunk_s or () for request in cell.finished]
     else:
-        gaps = [request.rounds.round_s if request.rounds else () for request in cell.finished]
+        gaps = [request.rounds.timed_s if request.rounds else () for request in cell.finished]
     return [*chain.from_iterable(gaps)]
 
 

@@ -71,8 +71,8 @@ def seconds_per_round(request: RequestRecord) -> float:
     if not request.decode_s or request.num_timed_tokens < 1:
         return math.nan
     counts, num = request.counts, float(request.num_timed_tokens)
-    if request.rounds is not None and request.rounds.round_s:
-        num = len(request.rounds.round_s)
+    if request.rounds is not None and (timed_s := request.rounds.timed_s):
+        num = len(timed_s)
     elif counts is not None and counts.num_rounds:
         num = counts.num_rounds
     return request.decode_s / num

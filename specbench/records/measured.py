@@ -52,6 +52,11 @@ class RoundLog:
         counts = self.num_drafted, self.num_accepted, self.num_emitted
         _require_equal_lengths(self, *counts, self.round_s, self.draft_s, self.verify_s)
 
+    @property
+    def timed_s(self) -> tuple[float, ...]:
+        """`round_s` without rounds of 0 seconds, which were verified together with the prompt."""
+        return tuple(seconds for seconds in self.round_s if seconds)
+
     def __len__(self) -> int:
         return len(self.num_drafted)
 

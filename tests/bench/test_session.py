@@ -13,8 +13,10 @@ import pytest
 from specbench.bench.blocks import Cell
 from specbench.bench.session import MOST_LOSSES, losses_kept, quoted_text, text_pieces
 from specbench.bench.target import WARM_UP_TOKENS
+from specbench.engines.engine import Load, ServedPass, Work
 from specbench.errors import ModelError
-from specbench.records import FailureRecord, Message, Role, Sampling
+from specbench.probes.gpu import Probe
+from specbench.records import FailureRecord, Message, Request, Role, Sampling
 from tests.bench.fake_runs import SETTINGS, measured
 from tests.bench.fakes import ANSWER_TOKENS, FakeEngine
 from tests.cell_keys import cell_key
@@ -140,3 +142,31 @@ def test_a_cell_that_lost_the_device_twice_is_not_tried_again() -> None:
         losses_kept(store, [cell], "decode"),
     ):
         pass
+
+
+class MeteredGpu(Probe):
+    """A GPU that uses a joule between two readings."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self._used_j = 0.0
+
+    def energy_j(self) -> float:
+        self._used_j += 1.0
+        return self._used_j
+
+
+@pytest.mark.parametrize("other_work", [{"num_discarded": 1}, {"calibration_s": 0.5}])
+def test_energy_is_absent_if_other_work_took_a_part_of_it(
+    tmp_path: Path, other_work: dict[str, Any]
+) -> None:
+    class Busy(FakeEngine):
+        def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
+            served = super().serve(requests, work, load)
+            return replace(served, **other_work) if work.k == 4 else served
+
+    run = measured(tmp_path, engine=Busy(), probe=MeteredGpu())
+
+    k_of = {plan.key.id: plan.key.draft.k for plan in run.run.cells}
+    requests = [request for block in run.blocks for request in block.requests]
+    assert {(k_of[r.cell_id], r.energy_j) for r in requests} == {(0, 1.0), (2, 1.0), (4, None)}

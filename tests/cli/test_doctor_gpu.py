@@ -16,6 +16,7 @@ from specbench.forward.kernels import availability
 from specbench.probes import device
 from specbench.probes.gpu import GpuFacts, Probe
 from tests.cli.calls import specbench
+from tests.gguf_files import write_gguf
 
 doctor = import_module("specbench.cli.doctor")  # specbench.cli.doctor is the command
 
@@ -74,6 +75,25 @@ def test_no_pairing_is_ready_if_torch_cannot_use_the_gpu(tmp_path, monkeypatch):
     (row,) = document["pairings"]
     assert not row["ready"]
     assert any("torch" in problem for problem in row["problems"])
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gguf_pairing_needs_no_torch_that_can_use_the_gpu(tmp_path, monkeypatch):
+    planted(monkeypatch, {"problem": "torch is built for CPUs"})
+    write_gguf(tmp_path / "t.gguf")
+    (tmp_path / "pairings.yaml").write_text(
+        "targets:\n"
+        "  a: {model: t.gguf, drafters: {ngram: {method: ngram}}}\n"
+        "  b: {model: demo:target, drafters: {ngram: {method: ngram}}}\n"
+    )
+    ran = specbench("doctor a/ngram b/ngram --json", cwd=tmp_path)
+    rows = json.loads(ran.out)["pairings"]
+    assert [(row["pairing"], row["ready"]) for row in rows] == [
+        ("a/ngram", True),
+        ("b/ngram", False),
+    ]
+    assert ran.code == 1
+    assert specbench("doctor a/ngram", cwd=tmp_path).code == 0
 
 
 @pytest.mark.usefixtures("gpu")

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,11 @@ import pytest
 
 from specbench import demo
 from specbench.bench.budget import block_seconds
+from specbench.bench.expected_time import expected_time
+from specbench.bench.planning import plan_run
 from specbench.cli.plan_table import PlanOutlook, time_lines
+from specbench.fit.memory_plan import DeploymentSpec
+from specbench.inputs.config import load_pairings
 from specbench.probes import gpu
 from specbench.runs import SCHEMA_VERSION, create_run
 from specbench.stats.machine_noise import MachineKind, least_margin
@@ -20,13 +25,15 @@ from tests.bench.fake_runs import write_prompts
 from tests.cli.calls import specbench
 from tests.probes.fake_nvml import FakeGpu, FakeNvml
 from tests.report.served_runs import served_run
+from tests.report.stored_runs import keep
+from tests.settings.flat_settings import settings_of
 
 GIB = 2**30
 DEMO_MODELS = Path(demo.__file__).parent / "models"
 
 
-def outlook(folder: Path, *words: str) -> dict[str, Any]:
-    ran = specbench("run", *words, "--dry-run", "--json", "--device", "cpu", cwd=folder)
+def outlook(folder: Path, *words: str, device: str = "cpu") -> dict[str, Any]:
+    ran = specbench("run", *words, "--dry-run", "--json", "--device", device, cwd=folder)
     assert ran.code == 0, ran.err
     (estimate,) = json.loads(ran.out)["estimates"]
     return estimate
@@ -134,8 +141,11 @@ def test_an_earlier_run_gives_the_time_per_token(tmp_path: Path) -> None:
         writer.finish()
     estimate = outlook(tmp_path, "demo/draft", "-w", "chat", "--num-prompts", "10", "-k", "4")
     assert estimate["seconds_are_measured"]
-    spent_s = sum(sum(block_seconds(block).values()) for block in stored.blocks)
-    num_tokens = sum(r.num_output_tokens for b in stored.blocks for r in b.requests)
+    alone = {key.id for key in stored.run.keys if key.condition.batch_size == 1}
+    spent = (item for block in stored.blocks for item in block_seconds(block).items())
+    spent_s = sum(seconds for cell_id, seconds in spent if cell_id in alone)
+    requests = (request for block in stored.blocks for request in block.requests)
+    num_tokens = sum(r.num_output_tokens for r in requests if r.cell_id in alone)
     plan = json.loads(
         specbench(
             "run demo/draft -w chat --num-prompts 10 -k 4 --max-new-tokens 100 --dry-run --json "
@@ -146,6 +156,85 @@ def test_an_earlier_run_gives_the_time_per_token(tmp_path: Path) -> None:
     turns = 1.0  # the demo's chat has some with more
     least = 2 * 10 * turns * 100 * spent_s / num_tokens
     assert least < plan["estimates"][0]["seconds"] < 15.1 + 1.3 * 2.5 * least
+
+
+@pytest.mark.parametrize(
+    ("words", "is_measured"),
+    [
+        ((), True),
+        (("--concurrency", "1,4"), True),
+        (("--concurrency", "1,8"), False),  # 1, 2 and 4 were measured
+        (("--dtype", "bfloat16"), False),
+    ],
+)
+def test_an_earlier_run_of_another_batch_size_or_dtype_gives_no_time(
+    tmp_path: Path, words: tuple[str, ...], is_measured: bool
+) -> None:
+    keep(tmp_path / "reports", "earlier", served_run())
+    estimate = outlook(tmp_path, "demo/draft", "-w", "chat", "-k", "4", *words)
+    assert estimate["seconds_are_measured"] == is_measured
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Plants a GPU by its name, instead of any that was planted before."""
+    open_probe = gpu.open_probe
+    monkeypatch.setattr(gpu, "_GPU_FILES", ("/",))
+
+    def plant(name: str) -> None:
+        nvml = FakeNvml(FakeGpu(name=name, total=64 * GIB, used=0))
+        monkeypatch.setattr(gpu, "open_probe", partial(open_probe, nvml=nvml, environment={}))
+
+    return plant
+
+
+def test_an_earlier_run_on_another_card_gives_no_time(
+    tmp_path: Path, planted: Callable[[str], None]
+) -> None:
+    stored = served_run()
+    environment = replace(stored.run.environment, device="cuda:0", gpu="NVIDIA L4")
+    run = replace(stored.run, environment=environment)
+    keep(tmp_path / "reports", "earlier", replace(stored, run=run))
+    words = ("demo/draft", "-w", "chat", "-k", "4", "--dtype", "float32")
+    for name, is_measured in (("NVIDIA L4", True), ("NVIDIA H200", False)):
+        planted(name)
+        assert outlook(tmp_path, *words, device="cuda")["seconds_are_measured"] == is_measured
+
+
+def test_a_card_of_unknown_bandwidth_is_not_as_slow_as_a_cpu(
+    tmp_path: Path, planted: Callable[[str], None]
+) -> None:
+    words = ("shape-8b", "-w", "chat", "--num-prompts", "5", "-k", "4")
+    planted("NVIDIA GeForce RTX 4090")
+    listed = outlook(tmp_path, *words, device="cuda")
+    planted("NVIDIA GeForce RTX 4070")
+    other, on_cpu = (outlook(tmp_path, *words, device=device) for device in ("cuda", "cpu"))
+    assert listed["seconds"] < other["seconds"] < 3 * listed["seconds"] < on_cpu["seconds"]
+    assert (listed["tolerance"], other["tolerance"]) == (3, 10)
+    out = specbench("run", *words, "--dry-run", "--device", "cuda", cwd=tmp_path).out
+    assert "off by a factor of 10)" in " ".join(out.split())
+
+
+def test_only_the_drafters_that_are_measured_take_time() -> None:
+    names = ("demo/draft", "demo/ngram", "demo/eagle3")
+    pairings = load_pairings().select(names)
+
+    def seconds(num: int, **changes: Any) -> float:
+        settings = settings_of(
+            pairings=names[:num],
+            workloads=("chat",),
+            num_speculative_tokens=(0, 2, 4),
+            forecast=True,
+            **changes,
+        )
+        (plan,) = plan_run(settings, pairings[:num]).targets
+        planned = expected_time(plan, DeploymentSpec(device="cpu"), None)
+        assert planned.seconds is not None
+        return planned.seconds
+
+    assert seconds(3, most_drafters=1) == pytest.approx(seconds(1), rel=1e-3)
+    assert seconds(3, most_drafters=9) == pytest.approx(seconds(3))
+    assert seconds(3) > 1.5 * seconds(1)
 
 
 def test_a_failed_run_gives_no_estimate(tmp_path: Path) -> None:

@@ -208,6 +208,20 @@ def test_a_conversation_continues_in_its_row_and_only_new_tokens_are_fed() -> No
     assert [p[0].tolist() for p in prefills] == [list(range(10)), list(range(13, 18))]
 
 
+@pytest.mark.parametrize("name", ["b", None])
+def test_another_conversation_does_not_continue_from_an_equal_prompt(name: str | None) -> None:
+    requests = [
+        Request(prompt_ids=tuple(range(1, 11)), max_new_tokens=5, conversation=conversation)
+        for conversation in ("a", name)
+    ]
+    runner = CountingRunner()
+
+    serve(runner, NoDrafter(), requests, FixedK(0), 1)
+
+    prefills = [positions for positions in runner.fed if positions.shape[1] > 1]
+    assert [p[0].tolist() for p in prefills] == [list(range(10))] * 2
+
+
 @pytest.mark.sampled(one_in=4, every=["num_left_out", "k", "tree"])
 @pytest.mark.slow
 @pytest.mark.parametrize("num_left_out", [0, 1, 2, 7])

@@ -1,5 +1,6 @@
 """Lookahead by hand: the nodes of a round, the making of n-grams, and their yield."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from torch import Tensor
 from specbench.decode.round import run_round
 from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.drafters.lookahead import Lookahead, NgramPool, round_shape
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
 from tests.decoding.fakes import CountingRunner
-from tests.decoding.lossless import decode, filled_rows, make_drafter
+from tests.decoding.lossless import decode, filled_rows, make_drafter, serve
 from tests.decoding.models import exact_llama, plain_logits, ragged_prompts, random_prompt
 
 CPU = torch.device("cpu")
@@ -208,6 +210,15 @@ def test_a_later_turn_keeps_the_ngrams_of_its_conversation() -> None:
 
     rows.fill([PrefillRequest(0, Request(prompt_ids=(4, 9), max_new_tokens=9))], GREEDY)
     assert pooled_ngrams(drafter) == [set()]
+
+
+def test_a_repeat_of_a_prompt_does_not_know_the_earlier_answer() -> None:
+    target = StockRunner(exact_llama(seed=0))
+    drafter = lookahead(target, **SMALL)
+    for request in repetitive():
+        requests = [replace(request, conversation=f"p|{repeat}") for repeat in range(2)]
+        first, again = serve(target, drafter, requests, FixedK(2), 1).results
+        assert again.rounds == replace(again.rounds, num_accepted=first.rounds.num_accepted)
 
 
 def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from specbench.decode.clock import Clock
 from specbench.decode.decoder import Decoder
 from specbench.engines import builtin, kernel_choices
-from specbench.engines.engine import Work
+from specbench.engines.engine import Load, Work
 from specbench.engines.kernel_choices import KernelChoices, require_kernel, round_timing
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError, UsageError
@@ -488,6 +488,7 @@ def test_after_a_refusal_no_round_of_the_refused_kernel_is_replayed(target, tmp_
         engine.add_drafter(drafter)
     request = Request(prompt_ids=(40, 41, 42, 43), max_new_tokens=8)
     works = [engine.baseline, Work(drafter="ngram", method="ngram", k=3), engine.baseline]
-    texts = {engine.generate(request, work).output_ids for work in works}
-    assert len(texts) == 1
+    served = [engine.serve([request], work, Load()) for work in works]
+    assert len({one.results[0].output_ids for one in served}) == 1
+    assert [one.num_discarded for one in served] == [0, 1, 0]
     assert opened == ["NoDrafter", "Ngram", "Ngram", "NoDrafter"]

@@ -1,10 +1,17 @@
-"""The graphs that an engine's record lists if its drafters have different ones."""
+"""The graphs that an engine's record lists if its drafters have different ones, and passes that
+capture graphs."""
 
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
-from specbench.engines.builtin import graph_kind, graph_notes
+from specbench.decode.decoder import Decoder
+from specbench.engines.builtin import BuiltinEngine, graph_kind, graph_notes
+from specbench.engines.engine import Load
+from specbench.engines.model_pool import ModelPool
+from specbench.inputs.pairing import Target
+from specbench.records import Request
 
 
 class Launcher(NamedTuple):
@@ -54,3 +61,28 @@ def test_the_graph_mode_is_that_of_k_0_and_others_are_noted(
 ) -> None:
     assert graph_kind(launched) == kind
     assert list(graph_notes(launched)) == notes
+
+
+@pytest.mark.parametrize(
+    ("num_captures", "num_discarded", "is_noted"),
+    [((0, 0), 0, False), ((0, 2, 2, 2), 1, False), ((0, 2, 2, 3, 3, 4), 2, True)],
+    ids=["none", "first", "every"],
+)
+def test_a_pass_that_captures_is_discarded_unless_it_is_the_third(
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    num_captures: tuple[int, ...],
+    num_discarded: int,
+    is_noted: bool,
+) -> None:
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
+    request = Request(prompt_ids=(40, 41, 42), max_new_tokens=4)
+    engine.generate(request, engine.baseline)
+    before_and_after = iter(num_captures)
+    monkeypatch.setattr(Decoder, "num_captures", property(lambda _: next(before_and_after)))
+
+    served = engine.serve([request], engine.baseline, Load())
+
+    assert list(before_and_after) == []
+    assert served.num_discarded == num_discarded
+    assert any("include a capture" in note for note in engine.record.notes) is is_noted

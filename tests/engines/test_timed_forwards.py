@@ -21,6 +21,7 @@ from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
 from specbench.shipped import shipped
 from tests.decoding.fake_cuda import DEVICE, fake_cuda
+from tests.decoding.fake_graphs import EarlyCopies, LateClock
 from tests.decoding.fakes import CountingClock, QueuedClock
 from tests.tiny_models import write_head, write_model
 
@@ -78,6 +79,19 @@ def test_a_repeated_pass_keeps_only_the_samples_of_its_last_run(builtin, monkeyp
     timed = builtin.time_forwards(REQUEST, PLAIN)
     (seconds,) = timed.forward_s.values()
     assert len(seconds) == len(timed.round_s) == REQUEST.max_new_tokens - 1
+
+
+@pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
+def test_forwards_between_rounds_that_overlap_leave_the_text_unchanged(target, builtin, work):
+    """As on a GPU without graphs: a round starts before the report of the last one is read."""
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
+    for drafter in target.drafters:
+        engine.add_drafter(drafter)
+    engine._launchers._readback = EarlyCopies(LateClock())
+
+    timed = engine.time_forwards(REQUEST, work)
+
+    assert timed.result.output_ids == builtin.generate(REQUEST, work).output_ids
 
 
 def test_a_context_longer_than_the_rows_uses_their_last_slots(builtin):

@@ -69,6 +69,21 @@ def test_the_checkpoints_assistant_settings_are_the_default(engine, tmp_path):
     assert forwards_of(engine, default).startswith("ddtddt")
 
 
+def test_a_number_of_drafts_that_transformers_adapts_does_not_reach_the_next_request(
+    engine, tmp_path
+):
+    _, draft = make_pair()
+    draft.generation_config.num_assistant_tokens = 2
+    draft.generation_config.num_assistant_tokens_schedule = "heuristic"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    model = saved(tmp_path / "draft", draft)
+    engine.add_drafter(DrafterSpec(name="adapted", method="draft_model", model=model))
+    work = Work(drafter="adapted", method="assisted_default", k=ASSISTED_DEFAULT_K)
+    first = forwards_of(engine, work)
+    assert "dddt" in first
+    assert forwards_of(engine, work) == first
+
+
 def test_a_method_without_a_counterpart_is_refused_by_name(engine):
     with pytest.raises(UsageError, match=r"suffix.*draft_model, ngram"):
         engine.add_drafter(DrafterSpec(name="s", method="suffix"))

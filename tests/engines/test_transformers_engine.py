@@ -27,7 +27,7 @@ from specbench.forward.attention import stock
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner, check_context
 from specbench.inputs.pairing import DrafterSpec
-from specbench.records import Result, RoundLog, Sampling
+from specbench.records import RequestSettings, Result, RoundLog, Sampling
 from specbench.records.lossy import LossyRule
 from tests.decoding.models import ARCHITECTURES, build, plain_logits, random_prompt, tiny_llama
 from tests.engines.peer_work import (
@@ -86,6 +86,22 @@ def test_rounds_and_seconds_add_up(engine, work):
     assert sum(rounds.round_s) == pytest.approx(result.decode_s)
     assert 0 < result.ttft_s < result.ttft_s + result.decode_s <= result.total_s
     assert result.cpu_s > 0
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+def test_tokens_that_come_with_the_first_are_not_timed(engine, work):
+    result = engine.generate(request(), work)
+    log = result.rounds
+    timed = [n for n, s in zip(log.num_emitted, log.round_s, strict=True) if s > 0]
+    assert result.num_timed_tokens == sum(timed)
+    assert result.num_first > 1 or work is not ASSISTED
+
+
+def test_tokens_after_a_stop_string_do_not_come_with_the_first(engine):
+    whole = engine.generate(request(), ASSISTED)
+    stop = RequestSettings(stop=(engine.tokenizer.text(whole.output_ids[:1]),))
+    result = engine.generate(request(stop_at_eos=True, settings=stop), ASSISTED)
+    assert (len(result.output_ids), result.num_first, result.num_timed_tokens) == (1, 1, 0)
 
 
 def test_rounds_emit_what_was_accepted_and_one_more(engine):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import ModelError
+from specbench.files.model import open_model
 from specbench.fit.demand import GIB, demand, shortage
-from specbench.fit.memory_plan import DeploymentSpec
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import DrafterSpec, Target
@@ -56,6 +57,19 @@ def test_a_shortage_without_a_remedy_suggests_a_smaller_model():
     message = shortage(target, drafters, HERE) or ""
     assert "smaller model" in message
     assert "133.9 GiB" in message
+
+
+@pytest.mark.parametrize("placement", ["auto", "balanced", "sequential", "cuda:1"])
+def test_a_model_that_is_spread_over_cards_is_not_compared_with_one_of_them(placement: str):
+    target, (drafter,) = shape("70b")
+    card = replace(HERE, device="cuda", memory_bytes=79 * GIB)
+    placed = replace(target, model=replace(target.model, device_map=placement))
+    is_spread = placement != "cuda:1"
+    assert (shortage(placed, [drafter], card) is None) == is_spread
+    plan = plan_pair(open_model(placed.model), drafter, card)
+    assert plan is not None
+    assert plan.fits is (None if is_spread else False)
+    assert shortage(placed, [drafter], HERE) is not None  # a CPU has one memory
 
 
 def test_a_missing_model_is_planned_without_packing():

@@ -51,6 +51,18 @@ def test_fits_uses_the_weights_stated_in_the_file(tmp_path: Path) -> None:
     assert fits(copy, DeploymentSpec(device="cuda", memory_bytes=15 * GIB)) is False
 
 
+def test_weights_that_may_be_spread_over_cards_are_not_known_to_be_too_large(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        "targets: {big: {model: org/big, weights_gib: 20, device_map: auto, drafters: "
+        "{copy: {method: ngram}}}}"
+    )
+    (copy,) = load_pairings(tmp_path / "pairings.yaml").all
+    assert fits(copy, DeploymentSpec(device="cuda", memory_bytes=16 * GIB)) is None
+    assert fits(copy, DeploymentSpec(device="cuda", memory_bytes=24 * GIB))
+
+
 @pytest.mark.parametrize(
     ("entry", "needed"),
     [

@@ -2,6 +2,7 @@
 of a multimodal model its text needs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,13 @@ from specbench.engines.model_pool import ModelPool, bytes_read
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.memory_plan import DeploymentSpec, plan_pair, plan_target
-from specbench.fit.weights import model_weights, planned_dtype, text_tensors
+from specbench.fit.weights import (
+    kv_elements_per_token,
+    model_weights,
+    planned_dtype,
+    text_tensors,
+)
+from specbench.forward.state_layers import cache_bytes, cache_of
 from specbench.inputs.config import load_pairings
 from specbench.models.loading import load_model
 from specbench.models.loading import planned_dtype as loading_dtype
@@ -38,6 +45,37 @@ DENSE: dict[str, Any] = {
     "Qwen 3": _config("Qwen3", head_dim=8),
     "Qwen 3, tied, biases": _config(
         "Qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=True
+    ),
+}
+
+GEMMA_3N = _config(
+    "Gemma3nText",
+    num_hidden_layers=6,
+    head_dim=8,
+    layer_types=["sliding_attention", "full_attention"] * 3,
+    num_kv_shared_layers=2,
+    vocab_size_per_layer_input=97,
+    hidden_size_per_layer_input=8,
+    laurel_rank=8,
+    activation_sparsity_pattern=None,
+)
+# Fewer stored heads than `num_key_value_heads` or its absence shows, or fewer layers.
+STORING_LESS: dict[str, Any] = {
+    "StarCoder": _config("GPTBigCode", multi_query=True),
+    "StarCoder, every head its own": _config("GPTBigCode", multi_query=False),
+    "Falcon 7B": _config("Falcon", multi_query=True, new_decoder_architecture=False),
+    "Falcon 40B": _config("Falcon", new_decoder_architecture=True, num_kv_heads=2),
+    "Falcon RW": _config("Falcon", multi_query=False, new_decoder_architecture=False),
+    "Gemma 3n": GEMMA_3N,
+    "Gemma 4": _config(
+        "Gemma4Text",
+        num_hidden_layers=6,
+        head_dim=8,
+        global_head_dim=32,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=2,
+        vocab_size_per_layer_input=97,
+        hidden_size_per_layer_input=8,
     ),
 }
 
@@ -74,7 +112,39 @@ def test_parameters_of_any_architecture_are_exact_from_headers(tmp_path, name):
     assert counted is not None
     assert counted.num_parameters == loaded.num_parameters
     assert loaded.weights_bytes - 1024 < counted.nbytes <= loaded.weights_bytes
-    assert bytes_read(loaded) - 1024 < counted.read_bytes <= bytes_read(loaded)
+    idle_bytes = _idle_bytes(loaded.model)
+    assert bytes_read(loaded) - 1024 < counted.read_bytes + idle_bytes <= bytes_read(loaded)
+    assert (idle_bytes > 0) == name.startswith(("Qwen3-MoE", "GPT-OSS"))
+    built = built_weights(files_of(folder), "float32")
+    assert built is not None
+    assert built.read_bytes + idle_bytes == bytes_read(loaded)
+
+
+def _idle_bytes(model: Any) -> int:
+    """Bytes of the experts that one token does not use."""
+    experts = [w.nbytes for n, w in model.named_parameters() if ".experts." in n]
+    of = model.config
+    return sum(experts) * (4 - of.num_experts_per_tok) // 4 if experts else 0
+
+
+def test_a_table_for_each_layer_is_only_looked_up_in(tmp_path):
+    """It is neither read by a pass nor packed."""
+    folder = saved(tmp_path, GEMMA_3N)
+    plain = model_weights(files_of(folder), "float32")
+    built = built_weights(files_of(folder), "float32")
+    model = build(GEMMA_3N())
+    table, embedding = model.model.embed_tokens_per_layer.weight, model.lm_head.weight
+    for counted in (plain, built):
+        assert counted is not None
+        assert counted.read_bytes == counted.nbytes - table.nbytes - embedding.nbytes
+    packed = files_of(folder)
+    packed.spec = replace(packed.spec, quantization="int8")
+    whole, half = (model_weights(files, "bfloat16") for files in (files_of(folder), packed))
+    assert whole is not None
+    assert half is not None
+    matrices = [w for n, w in model.named_parameters() if w.ndim == 2 and "embed_tokens" not in n]
+    linears = sum(weight.numel() for weight in matrices) - embedding.numel()
+    assert whole.nbytes - half.nbytes == linears
 
 
 @pytest.mark.parametrize("name", ["Gemma2 + window", "GPT-NeoX", "Qwen3-MoE", "Llama"])
@@ -94,6 +164,19 @@ def test_an_architecture_without_files_is_built_without_memory_and_counted(tmp_p
     )
 
 
+@pytest.mark.parametrize("name", STORING_LESS)
+def test_keys_and_values_of_a_token_are_those_that_the_model_stores(tmp_path, name):
+    folder = saved(tmp_path, STORING_LESS[name])
+    config = json.loads((folder / "config.json").read_text())
+    if "multi_query" in config:  # as published before transformers added the field
+        config.pop("num_key_value_heads", None)
+        (folder / "config.json").write_text(json.dumps(config))
+    with torch.no_grad():
+        out = build(STORING_LESS[name]())(input_ids=torch.ones(1, 1, dtype=torch.long))
+    stored_bytes, _ = cache_bytes(cache_of(out))
+    assert kv_elements_per_token(files_of(folder)) == stored_bytes // 4
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
 def test_the_planned_dtype_equals_the_loaded_one(tmp_path, device, dtype):
@@ -106,8 +189,6 @@ def test_the_planned_dtype_equals_the_loaded_one(tmp_path, device, dtype):
 
 
 def test_planned_bytes_of_packed_weights_are_an_estimate(tmp_path):
-    from dataclasses import replace
-
     files = files_of(saved(tmp_path, DENSE["Llama"]))
     files.spec = replace(files.spec, quantization="int8")
     plain, packed = model_weights(files_of(tmp_path), "bfloat16"), model_weights(files, "bfloat16")

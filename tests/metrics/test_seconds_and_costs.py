@@ -17,8 +17,11 @@ from specbench.metrics.speed import (
     tpot_s,
     ttft_s,
 )
+from specbench.metrics.stalls import seconds_per_round
 from specbench.records import ForwardCost, RoundLog
 from tests.cell_keys import with_axes
+
+UNSPLIT = {"draft_s": None, "verify_s": None}
 
 
 def forward(
@@ -139,6 +142,30 @@ def test_draft_verify_and_other_seconds_sum_to_the_round(cell):
     assert given["other_s"] == pytest.approx((0.75 - 0.12 - 0.55) / 5)
 
 
+def test_a_round_verified_together_with_the_prompt_has_no_seconds_of_its_own(cell):
+    """Its tokens come with the first one, and nothing is slower or faster for it."""
+    first, second = (replace(r, rounds=replace(r.rounds, **UNSPLIT)) for r in cell.requests)
+    log = first.rounds
+    merged_log = replace(
+        log,
+        num_drafted=(2, *log.num_drafted),
+        num_accepted=(2, *log.num_accepted),
+        num_emitted=(3, *log.num_emitted),
+        round_s=(0.0, *log.round_s),
+    )
+    output_ids = (*first.output_ids, 97, 98, 99)
+    merged = replace(first, rounds=merged_log, output_ids=output_ids, num_first=4)
+
+    before, after = (
+        measure(replace(cell, requests=(request, second))) for request in (first, merged)
+    )
+
+    assert after["num_rounds"] == before["num_rounds"] + 1
+    timed = ("round_s", "round_s_p50", "inter_chunk_latency_s", "tpot_s", "decode_speedup")
+    assert [after[name] for name in timed] == [before[name] for name in timed]
+    assert seconds_per_round(merged) == seconds_per_round(first)
+
+
 def test_costs_are_in_baseline_steps(cell):
     given = measure(cell)
     assert given["draft_cost_ratio"] == pytest.approx(0.024 / (3 * 0.10))
@@ -183,9 +210,9 @@ def test_a_95th_percentile_needs_20_rounds(cell, request_of):
         num_drafted=(3,) * 21,
         num_accepted=(0,) * 21,
         num_emitted=(1,) * 21,
-        round_s=tuple(float(s) for s in range(21)),
+        round_s=tuple(float(s) for s in range(1, 22)),
     )
-    assert round_s_p95(replace(cell, requests=(request_of("a", log),))) == pytest.approx(19.0)
+    assert round_s_p95(replace(cell, requests=(request_of("a", log),))) == pytest.approx(20.0)
 
 
 def test_overhead_is_relative_to_the_model_forwards_of_a_round(cell):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench.budget import Deadline, mean_session_s
+from specbench.bench.expected_time import earlier_sessions
 from specbench.bench.served.cycles import CHUNK_BYTES, CycleRun, ServedRun, is_over, read_once
 from specbench.bench.served.open_session import failed_record
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_completed
@@ -191,6 +192,16 @@ def test_session_seconds_include_start_and_requests(stored):
     running = replace(server, seconds=2.0)
     assert mean_session_s([held, running, server]) == 6.0  # one of 0 seconds did not take place
     assert mean_session_s([server]) is None
+
+
+def test_an_earlier_session_has_the_seconds_and_tokens_of_its_requests(stored):
+    first, second, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
+    stored.store_session(first, problems=("it did not start",))
+    stored.store_session(second)
+    (session,) = earlier_sessions(stored.store.stored)
+    assert session.server.start_s == 4.0
+    assert session.num_tokens == 6 * 21
+    assert session.request_s == pytest.approx(6 * (0.1 + 2.0 / (second.draft.k + 1)))
 
 
 def test_the_requested_cycles_run_and_as_many_confirm_the_winner(stored):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.expected_time import TOKENS_PER_S, estimate_sessions
+from specbench.bench.expected_time import TOKENS_PER_S, EarlierSession, estimate_sessions
 from specbench.bench.served.deployments import exported
 from specbench.bench.served.host import command_line, require_startable
 from specbench.bench.served.open_session import failed_record
@@ -47,24 +47,31 @@ def test_the_first_estimate_of_a_sweep_uses_starts_and_tokens(tmp_path):
         find_served("vllm").PROPERTIES.start_s + MAX_NEW_TOKENS * (7 + num_three / 3) / TOKENS_PER_S
     )
     assert not estimate.is_measured
-    assert estimate.seconds == pytest.approx(2 * 6 * estimate.session_s)
+    # A cycle of K = 0, 2 and 4; the winner and K = 0 are measured again.
+    assert estimate.seconds == pytest.approx(2 * (6 + 4) * estimate.session_s)
+    (single,) = estimate_sessions(plan_of(tmp_path, num_speculative_tokens=(0, 4)), [])
+    assert single.seconds == pytest.approx(2 * 4 * single.session_s)
     assert estimate.detectable == expected_noise(6, MachineKind.SERVER).detectable_effect(2)
     (running,) = estimate_sessions(plan_of(tmp_path, running_ks=(0, 2, 4)), [])
     assert running.session_s == pytest.approx(MAX_NEW_TOKENS * 7 / TOKENS_PER_S)
 
 
-def test_a_sweep_estimate_uses_earlier_session_times(tmp_path):
+def test_a_sweep_estimate_uses_the_speed_of_earlier_sessions(tmp_path):
+    """Of any number of requests."""
     plan = plan_of(tmp_path)
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
     held = replace(failed_record(session, "one", ()), command=("vllm",), start_s=30.0, seconds=10.0)
-    other_sessions = [
+    one_prompt = EarlierSession(held, request_s=0.5, num_tokens=10)
+    many = EarlierSession(replace(held, start_s=50.0), request_s=19.5, num_tokens=390)
+    others = [
         replace(held, engine="sglang", start_s=900.0),
         replace(held, command=(), start_s=900.0),  # it was running
         replace(held, target="small", start_s=900.0),
-        failed_record(session, "two", ("it did not start",)),
     ]
-    (estimate,) = estimate_sessions(plan, [held, replace(held, seconds=30.0), *other_sessions])
-    assert (estimate.session_s, estimate.is_measured) == (50.0, True)
+    earlier = [one_prompt, many, *(many._replace(server=server) for server in others)]
+    (estimate,) = estimate_sessions(plan, earlier)
+    assert estimate.is_measured
+    assert estimate.session_s == pytest.approx(40.0 + 7 * MAX_NEW_TOKENS * 0.05)
 
 
 def test_fewer_than_five_prompts_give_no_detectable_effect(tmp_path):
