@@ -189,7 +189,7 @@ class SessionsEstimate:
 
     @property
     def num_confirming(self) -> int:
-        """The sessions of a cycle that confirms each winner, together with its K = 0."""
+        """The sessions of a cycle that confirms one winner of each drafter, with its K = 0."""
         chosen = defaultdict[tuple[str, float, str | None], set[DraftConfig]](set)
         for session in self.sessions:
             if session.draft.k:
@@ -244,8 +244,9 @@ def estimate_sessions(
         ]
         num_tokens = sum(session.num_tokens for session in before)
         start_s = find_served(engine).PROPERTIES.start_s if are_starts else 0.0
-        token_s = _served_token_s(plan.target.model)
-        if num_tokens:
+        if not num_tokens:
+            token_s = _served_token_s(plan.target.model)
+        else:
             start_s = fmean(session.server.start_s or 0.0 for session in before)
             token_s = sum(session.request_s for session in before) / num_tokens
         blocks = sessions[0].blocks(plan)

@@ -140,6 +140,7 @@ async def _watch(
                             if k is None or (k, engine) != before:
                                 typer.echo(f"counted anew: {heading(engine, k)}", err=True)
                                 traffic = WatchedTraffic()
+                                found.clear()
                         continue
                     found += new
                     show(of_window(window, new))

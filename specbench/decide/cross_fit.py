@@ -6,7 +6,7 @@ at the K that the other half chose. Source: Stone 1974, Cross-validatory choice 
 statistical predictions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +36,29 @@ def cross_fitted(cells: Sequence[CellData], leader: CellSummary) -> CellSummary 
     """
     if leader.key.condition.overlaps or leader.goodput is not None:
         return None
-    cells = [_without_stalls(cell) for cell in cells if not judge_cell(cell)]
+    valid = {cell.key: cell for cell in cells if not judge_cell(cell)}
+    found = _fitted([_without(cell, stalls(cell).left_out) for cell in valid.values()])
+    if found is None:
+        return None
+    noise = machine_noise(valid[leader.key])
+    ratio, end_to_end = (side.on(noise) for side in found)
+    screening = leader.screening
+    if screening is not None and screening.num_kept:
+        stalled = {key: {*stalls(c).left_out, *stalls(c).unproven} for key, c in valid.items()}
+        rest = _fitted([_without(cell, stalled[key]) for key, cell in valid.items()])
+        screening = rest and replace(screening, without_any=interval(rest[0].on(noise)))
+    return replace(
+        leader,
+        speedup=interval(ratio),
+        speedup_end_to_end=interval(end_to_end),
+        minimum_detectable_effect=minimum_detectable_effect(ratio),
+        margin=margin_of(ratio),
+        screening=screening,
+    )
+
+
+def _fitted(cells: Sequence[CellData]) -> tuple[LogRatio, LogRatio] | None:
+    """The log speedups of decoding and of whole requests over both halves."""
     prompts = list(dict.fromkeys(r.prompt_id for cell in cells for r in cell.finished))
     halves = [frozenset(prompts[0::2]), frozenset(prompts[1::2])]
     decode: list[PairedSeconds] = []
@@ -52,23 +74,15 @@ def cross_fitted(cells: Sequence[CellData], leader: CellSummary) -> CellSummary 
             if seconds is None or seconds.has_cycles:
                 return None
             column.append(seconds)
-    noise = machine_noise(next(cell for cell in cells if cell.key == leader.key))
-    ratio, end_to_end = (_joined(sides).on(noise) for sides in (decode, whole))
-    return replace(
-        leader,
-        speedup=interval(ratio),
-        speedup_end_to_end=interval(end_to_end),
-        minimum_detectable_effect=minimum_detectable_effect(ratio),
-        margin=margin_of(ratio),
-    )
+    return _joined(decode), _joined(whole)
 
 
 def _joined(halves: Sequence[PairedSeconds]) -> LogRatio:
     return speedup_ratio(*(np.concatenate(columns) for columns in zip(*halves, strict=True)))
 
 
-def _without_stalls(cell: CellData) -> CellData:
-    stalled = {id(cell.pairs[i].spec) for i in stalls(cell).left_out}
+def _without(cell: CellData, pairs: Collection[int]) -> CellData:
+    stalled = {id(cell.pairs[i].spec) for i in pairs}
     rest = tuple(request for request in cell.requests if id(request) not in stalled)
     return replace(cell, requests=rest, is_screened=False)
 

@@ -350,7 +350,9 @@ def recommend_for(
     lowest measured concurrency, since a higher one is never faster for one user.
     """
     usable = [cell for cell in cells if cell.valid]
-    lost = {d.leader: d.speedup for d in decisions if d.verdict is SpeedupVerdict.NO_SPEEDUP}
+    is_latency = objective.name == "latency"  # others are of whole requests anyway (`_gain`)
+    against = [d for d in decisions if d.verdict is SpeedupVerdict.NO_SPEEDUP]
+    lost = {d.leader: _speedup_against(d) if is_latency else d.speedup for d in against}
     groups: dict[Condition, tuple[list[Candidate], list[Candidate]]] = {}
     for cell in usable:
         rate = _rate(cell, objective)

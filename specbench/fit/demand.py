@@ -266,5 +266,5 @@ def fits(pairing: Pairing, setup: DeploymentSpec) -> bool | None:
     """
     weights = sum(loaded_bytes(model, setup) for model in pairing.models)
     if weights > (setup.memory_bytes or 0):
-        return None if any(model.is_spread for model in pairing.models) else False
+        return None if setup.free_for(*pairing.models) is None else False
     return None if pairing.target.model.weights_gib is None else True

@@ -294,7 +294,7 @@ def _lower_bound(
     setup: DeploymentSpec,
 ) -> LowerBound | None:
     """Lower bounds; None if the bandwidth is unknown. Verifying a few tokens reads the same bytes
-    as one, so it costs one step.
+    as one, so it costs one step; of a mixture of experts it reads more.
 
     Source: the memory side of the roofline (Williams et al. 2009).
     """

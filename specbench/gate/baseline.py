@@ -33,6 +33,7 @@ from specbench.metrics.machine import all_signs, cpu_share, noise_signs
 from specbench.metrics.summary import summarize_imported
 from specbench.records import NO_DRAFTER, CellKey, Kind, Reason
 from specbench.runs import StoredRun
+from specbench.stats.crossed import MIN_CYCLES
 from specbench.untrusted import parse_json
 from specbench.whole_file import write_errors_named, write_whole
 from specbench.words.answers import joined
@@ -230,7 +231,8 @@ def _pooled_cells(runs: Sequence[Snapshot]) -> Iterator[CellFigures]:
 def _have_same_prompts(first: CellFigures, second: CellFigures) -> bool:
     """Whether two cells have the same prompts or passes; cycles may differ in number."""
     if first.has_cycles and second.has_cycles:
-        return first.prompts == second.prompts
+        has_spread = min(len(first.units), len(second.units)) >= MIN_CYCLES
+        return first.prompts == second.prompts and (has_spread or first.units == second.units)
     return first.units == second.units
 
 

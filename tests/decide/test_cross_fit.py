@@ -73,9 +73,11 @@ def test_what_stalls_in_the_whole_cell_stalls_in_each_half():
     steady = [against(cell(draft(k), [0.1 + 0.1 * k] * 8), base) for k in (3, 4)]
     _, found = fitted(steady)
     assert found.speedup.estimate == pytest.approx(2.5)
-    held_up = [against(cell(draft(k), [0.1 + 0.1 * k] * 7 + [9.0]), base) for k in (3, 4)]
+    even = cell(BASE, [1.0] * 8)
+    held_up = [against(cell(draft(k), [0.1 + 0.1 * k] * 7 + [9.0]), even) for k in (3, 4)]
     choice, found = fitted(held_up)
-    assert found.screening == choice.leader.screening is not None
+    assert (found.screening.num_kept, choice.leader.screening.num_kept) == (1, 1)
+    assert found.screening.without_any.estimate == pytest.approx(2.5)
 
 
 def test_requests_that_overlap_are_not_cross_fitted():

@@ -106,13 +106,14 @@ def test_stated_weights_are_a_minimum_and_drafters_of_one_model_share_it():
     assert weights(0.1, 100, ("a",)) == 100 * GIB + own
 
 
-def test_the_shortest_suggested_text_has_256_tokens():
+@pytest.mark.parametrize("fitting", [350, 256])
+def test_the_suggested_length_of_texts_is_halved_down_to_256_tokens(fitting: int) -> None:
     target, drafters = shape("8b")
-    shortest = demand(target, drafters, replace(HERE, context=256)).total
-    long = replace(HERE, context=700, memory_bytes=shortest)
-    assert "answers of 256 tokens (" in (shortage(target, drafters, long) or "")
-    longer = replace(long, context=3000, memory_bytes=shortest - 1)
-    assert "answers of" not in (shortage(target, drafters, longer) or "")
+    memory = demand(target, drafters, replace(HERE, context=fitting)).total
+    long = replace(HERE, context=701, memory_bytes=memory)
+    assert f"answers of {fitting} tokens (" in (shortage(target, drafters, long) or "")
+    less = replace(HERE, context=701, memory_bytes=memory - 1)
+    assert f"answers of {fitting} tokens (" not in (shortage(target, drafters, less) or "")
 
 
 def test_a_missing_model_needs_at_least_the_stated_weights():

@@ -189,7 +189,7 @@ def test_missing_fields_are_written_next_to_their_entry() -> None:
 
 @pytest.mark.parametrize(
     ("num_bytes", "line"),
-    [(1000, "weights_gib: 0.1"), (2.26 * GIB, "weights_gib: 2.3"), (None, "revision: v1")],
+    [(1000, "weights_gib: 0.1"), (226 * GIB // 100, "weights_gib: 2.3"), (None, "revision: v1")],
 )
 def test_a_written_size_is_rounded_and_at_least_a_tenth(num_bytes, line) -> None:
     text = "  b:\n    revision: v1\n    model: org/a\n"

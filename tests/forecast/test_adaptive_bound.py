@@ -91,6 +91,14 @@ def test_independent_acceptance_gains_a_third_in_hindsight_and_nothing_from_the_
     assert past.low <= 1
 
 
+def test_rounds_drawn_under_a_policy_are_averaged():
+    """A round at K = 1 costs a step, and keeps half of the drafts whatever was before."""
+    traces = [trace(f"p{i}", [0.5] * 8) for i in range(40)]
+    past = bound_of(traces, curve({0: 1.0, 1: 1.0})).past
+    assert past is not None
+    assert past.estimate == pytest.approx(1, abs=0.03)
+
+
 def test_the_past_of_alternating_prompts_tells_their_k():
     rng = np.random.default_rng(2)
     traces = [trace(f"p{i}", rng.random(200) < (0.9, 0.2)[i % 2], depth=8) for i in range(20)]
@@ -102,11 +110,26 @@ def test_the_past_of_alternating_prompts_tells_their_k():
 
 
 def test_a_policy_cannot_learn_from_the_prompt_that_it_is_valued_on():
-    """One prompt of wrong drafts among right ones: the others teach to draft."""
+    """One prompt of wrong drafts among right ones: the others teach to draft, as at K = 4."""
     costs = curve({0: 1.0, 4: 1.5})
-    bound = bound_of([*(right(p, 101) for p in PROMPTS), wrong("w", 101)], costs)
+    traces = [right(p, 101) for p in PROMPTS]
+    bound = bound_of([*traces[:2], wrong("w", 101), *traces[2:]], costs)
     assert bound.past is not None
-    assert bound.past.estimate < bound.hindsight.estimate
+    assert bound.past.estimate == pytest.approx(1)
+    assert bound.hindsight.estimate == pytest.approx((6 * 30 + 150) / (6 * 30 + 100))
+
+
+@pytest.mark.parametrize(("num_wrong", "is_clear"), [(6, False), (40, True)])
+def test_only_a_policy_that_is_clearly_better_replaces_the_best_fixed_k(num_wrong, is_clear):
+    """After 200 right drafts, a policy may save 0.2 steps per wrong one: 0.6% or 4% in all."""
+    kept = [True] * 200 + [False] * num_wrong
+    bound = bound_of([trace(f"p{i}", kept) for i in range(12)], curve({0: 1.0, 1: 1.2}))
+    assert bound.hindsight.estimate > 1
+    assert bound.past is not None
+    if is_clear:
+        assert 1.02 < bound.past.estimate < bound.hindsight.estimate
+    else:
+        assert bound.past.estimate == pytest.approx(1)
 
 
 def test_drafts_that_are_always_right_leave_nothing_to_adapt():

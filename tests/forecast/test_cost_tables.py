@@ -146,6 +146,18 @@ def test_repeated_imported_step_times_give_an_error():
     assert math.exp(ratio.log) == pytest.approx(3)
 
 
+def test_costs_that_both_sides_share_add_no_error():
+    """Shares of K = 2: 3 / 6 on one side and 3 / 12 on the other."""
+    spread = (0.9, 1.1, 1.0, 0.95, 1.05)
+    rows = [*(cost(0, c) for c in spread), *(cost(2, 3 * c) for c in spread)]
+    both = curve_from(rows, concurrency=1, ks=(2,))
+    ratio = both.ratio_of({0: 3.0, 2: 1.0}, {0: 9.0, 2: 1.0})
+    alone = paired_log_ratio(spread, 1.0).standard_error
+    assert math.exp(ratio.log) == pytest.approx(6 / 12)
+    assert ratio.standard_error == pytest.approx(math.sqrt(2) * 0.25 * alone)
+    assert both.ratio_of({0: 3.0, 2: 1.0}, {0: 6.0, 2: 2.0}).standard_error == pytest.approx(0)
+
+
 def test_relative_step_times_need_no_k_0():
     curve = curve_from([cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
     assert curve.costs == {0: (1.0,), 3: (1.5,)}

@@ -237,6 +237,22 @@ def test_three_of_six_equal_candidates_are_measured():
     assert len(choose(points, noisy)[1]) == 3
 
 
+@pytest.mark.parametrize(
+    ("of_others", "to_measure"),
+    [
+        ((0.983, 0.989, 0.985), (2, 3, 4)),
+        ((0.983, 0.989, 0.975), (2, 3, 1)),
+        ((0.975, 0.970, 0.985), (2, 4)),
+    ],
+)
+def test_two_k_that_may_be_2_percent_faster_are_measured_best_first(of_others, to_measure):
+    """The error of a workload's costs is 4%: enough from 98% of the best speed on."""
+    speeds = {2: 1.0, **dict(zip((1, 3, 4), of_others, strict=True))}
+    costs = {k: STEP_S * (k + 1) / (1.5 * speed) for k, speed in speeds.items()}
+    record = forecast(KEY, [right(p, 61) for p in PROMPTS], curve({0: STEP_S, **costs}), range(5))
+    assert record.to_measure == to_measure
+
+
 def test_load_shared_by_every_k_adds_no_error_to_a_cost_ratio():
     busy = (1.0, 3.0, 1.0, 2.0, 1.5, 4.0)
     visits = {0: busy, 2: tuple(1.5 * b for b in busy)}
@@ -270,3 +286,19 @@ def test_costs_measured_without_k_0_have_no_curve():
     curve_of_both = measured_here(costs, {0: [4.0], 2: [4.0]})
     assert curve_of_both is not None
     assert set(curve_of_both.costs) == {0, 2}
+
+
+def test_a_k_with_other_repetitions_than_k_0_has_no_cost():
+    costs = [
+        RoundCost(
+            cell_ids=("",),
+            num_speculative_tokens=k,
+            num_rows=1,
+            context=8,
+            visits_s=((0.1,),) * num,
+        )
+        for k, num in ((0, 2), (1, 1), (2, 2), (3, 3))
+    ]
+    curve_of_all = measured_here(costs, {k: [4.0] for k in range(4)})
+    assert curve_of_all is not None
+    assert set(curve_of_all.costs) == {0, 2}

@@ -9,7 +9,7 @@ import pytest
 from specbench.forecast.adaptive_bound import with_bound
 from specbench.forecast.cost_curve import CostCurve
 from specbench.forecast.forecast import forecast
-from specbench.forecast.run_bound import bound_of_run
+from specbench.forecast.run_bound import RunBound, bound_of_run
 from specbench.metrics.cell import CellData, against
 from specbench.records import CellKey, RoundLog
 from tests.cell_keys import with_axes
@@ -105,6 +105,28 @@ def test_without_a_wholly_accepted_round_nothing_is_untested():
     assert bound is not None
     assert bound.hindsight == bound.least
     assert bound.hindsight.estimate == pytest.approx(exact(texts))
+
+
+def test_drafts_beyond_the_end_of_a_text_are_not_tested():
+    """The last round accepts the last token, and drafts none or two after it."""
+    plain, *rest = run_of({f"p{i}": [True] * 25 for i in range(6)}, (3, 5))
+
+    def bound(beyond: int) -> RunBound | None:
+        ended = []
+        for cell in rest:
+            log = cell.requests[0].rounds
+            last = log.num_emitted[-1]
+            log = replace(
+                log,
+                num_drafted=(*log.num_drafted[:-1], last + beyond),
+                num_accepted=(*log.num_accepted[:-1], last),
+            )
+            requests = tuple(replace(r, rounds=log) for r in cell.requests)
+            ended.append(replace(cell, requests=requests))
+        return bound_of_run([plain, *ended], AUTO)
+
+    assert bound(2) is not None
+    assert bound(2) == bound(0)
 
 
 def test_a_text_that_differs_from_that_of_k_0_is_left_out(texts):

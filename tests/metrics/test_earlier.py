@@ -11,6 +11,7 @@ from specbench.metrics.earlier import MOST_RUNS, earlier_runs
 from specbench.metrics.machine import machine_prior
 from specbench.records import CellKey, CellPlan, EarlierRuns
 from specbench.runs import StoredRun
+from specbench.stats.intervals import speedup_ratio
 from specbench.stats.machine_noise import ASSUMED_FREEDOM, PARTS, SHARED, assumed_noise
 from tests.decide.cells import BASE, cell, draft, request
 from tests.frames.small_run import small_run
@@ -65,6 +66,21 @@ def test_a_prompt_that_one_run_lacks_does_not_explain_what_the_others_differ_by(
     assert same is not None
     assert lacking is not None
     assert lacking.deviation > 0.8 * same.deviation
+
+
+@pytest.mark.parametrize(("prompts", "num", "others"), [("p", 6, 0.5), ("p", 12, 0.0), ("q", 6, 1)])
+def test_prompts_explain_a_difference_as_far_as_the_larger_run_has_others(prompts, num, others):
+    first, second = run(0, 1.2, sd=0.2), run(1, 1.8, prompts, sd=0.2, num=num)
+    speedups = []
+    for stored in (first, second):
+        base, spec = zip(*(block.requests for block in stored.blocks), strict=True)
+        speedups.append(speedup_ratio([r.decode_s for r in base], [r.decode_s for r in spec]))
+    difference = speedups[0].log - speedups[1].log
+    explained = others * sum(speedup.standard_error**2 for speedup in speedups)
+    for runs in ([first, second], [second, first]):
+        found = earlier_runs(runs, {KEY})
+        assert found is not None
+        assert found.deviation**2 == pytest.approx((difference**2 - explained) / 2 / SHARE)
 
 
 def test_runs_of_other_k_are_no_degrees_of_freedom():

@@ -155,6 +155,14 @@ def test_tokens_in_the_first_event_take_no_decode_seconds():
     assert round_s(early) == pytest.approx(0.24 / (8 * 21 / 24))
 
 
+def test_a_step_of_a_server_is_decode_seconds_per_timed_token():
+    cell = cell_of(served_sweep(Sweep(wobble=0.0)), 0)
+    first, *rest = (replace(r, num_first=4) for r in cell.requests)
+    assert round_s(replace(cell, requests=(first, *rest))) == pytest.approx(0.48 / 21)
+    untimed = replace(first, decode_s=None)
+    assert round_s(replace(cell, requests=(untimed, *rest))) == pytest.approx(0.48 / 21)
+
+
 def test_speculation_reduces_the_kv_cache_capacity(cell):
     assert memory.kv_capacity_tokens(cell) == 18_000
     assert memory.kv_capacity_lost_tokens(cell) == 2_000

@@ -198,6 +198,36 @@ def test_a_single_token_that_ends_a_servers_busy_span_counts():
     assert span == Span(pytest.approx(0.6), pytest.approx(4 + 6 + 1))
 
 
+def test_a_first_token_at_the_end_of_the_last_full_round_counts_and_one_at_the_start_does_not():
+    requests = (
+        served(STREAM, "a", (3, 1), 0.0, 0.25, 0.75),
+        served(STREAM, "b", (2, 2), 0.0, 0.25, 0.75),
+        served(STREAM, "c", (2,), 0.5, 0.75, 1.0),
+    )
+    timeline = RoundTimeline(
+        at_s=(0.25, 0.5, 0.75),
+        seconds=(0.25,) * 3,
+        num_speculative_tokens=(3,) * 3,
+        num_live=(2, 2, 1),
+        num_rows=(2,) * 3,
+        num_emitted=(5, 3, 2),
+    )
+    record = PassRecord(cell_id=STREAM.id, seconds=1.0, rounds=timeline)
+    assert busy_span(Pass("first", record, requests), 2) == Span(0.5, 5 + 3 + 1)
+
+
+def test_tokens_before_and_after_a_servers_busy_span_do_not_count():
+    requests = (
+        served(STREAM, "a", (3,), 0.0, 0.25, 1.0),
+        served(STREAM, "b", (5,), 0.5, 0.75, 2.0),
+        served(STREAM, "c", (4,), 2.0, 2.25, 3.0),
+    )
+    apart = PassRecord(cell_id=STREAM.id, seconds=3.0, rounds=None)
+    span = busy_span(Pass("first", apart, requests), 2)
+    # 0.5 .. 1 s: 2 of the 3 later tokens of a, the first of b and 1 of its next 5.
+    assert span == Span(pytest.approx(0.5), pytest.approx(2 + 1 + 1))
+
+
 def test_a_request_without_a_start_time_leaves_no_busy_rate(stream):
     first = stream.passes[0]
     silent = tuple(replace(r, arrived_s=None) for r in first.requests)

@@ -88,6 +88,19 @@ def test_below_five_prompts_there_is_an_estimate_without_an_interval():
     assert enough.spread is not None
 
 
+def freedom_of(seconds: np.ndarray) -> float:
+    """The effective number of prompts - 1, at least 1."""
+    return max(seconds.sum() ** 2 / (seconds**2).sum() - 1, 1.0)
+
+
+@pytest.mark.parametrize("longest", [10.0, 100.0])
+def test_the_degrees_of_freedom_are_those_of_the_prompts_that_a_k_served(longest):
+    base_s = np.array([1.0, 2.0, 3.0, 4.0, longest, 7.0, 8.0])
+    complete, partial = fitted_ratios(base_s, [base_s / 2, with_gaps(base_s / 3, 5)])
+    assert complete.spread.degrees_of_freedom == pytest.approx(freedom_of(base_s))
+    assert partial.spread.degrees_of_freedom == pytest.approx(freedom_of(base_s[:5]))
+
+
 @pytest.mark.parametrize(
     ("base_s", "spec_s"),
     [

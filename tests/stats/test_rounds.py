@@ -95,7 +95,22 @@ def test_rates_without_rounds_or_drafts_are_none():
     assert (idle.mean_acceptance_length, idle.mean_acceptance_length_when_drafted) == (1.0, None)
     assert idle.acceptance_rate_per_position == (0.0, 0.0)
     assert idle.conditional_acceptance_rate == (0.0,)
-    assert RoundCounts.of_rounds([5, 5], [1, 2], [2, 3], 2).alpha is None  # trees
+    for drafted in ([5, 5], [3, 0]):  # trees
+        assert RoundCounts.of_rounds(drafted, [1, 0], [2, 1], 2).alpha is None
+
+
+def test_without_the_number_of_rejections_only_alpha_is_none():
+    sums = {
+        "num_rounds": 4,
+        "num_drafted": 8,
+        "num_accepted": 5,
+        "num_emitted": 9,
+        "num_drafting": 4,
+        "by_accepted": (1, 1, 2),
+    }
+    unknown = RoundCounts.of_sums(**sums, num_rejecting=None)
+    assert (unknown.alpha, unknown.acceptance_rate) == (None, 5 / 8)
+    assert RoundCounts.of_sums(**sums, num_rejecting=2).alpha == 5 / 7
 
 
 def test_independent_acceptance_is_a_geometric_sum():

@@ -168,6 +168,8 @@ class ManagedServers:
         if self._kept is None or self._kept[0] != _besides_k(session) or self._kept[1].is_over:
             self.stop_shared()
             largest = max(alike, key=lambda other: other.draft.k)
+            cells = tuple(cell for other in alike for cell in other.cells)  # for its context
+            largest = replace(largest, cells=cells)
             try:
                 server = self._shared.enter_context(self._started(largest))
                 drafts = [

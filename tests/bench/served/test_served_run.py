@@ -144,6 +144,7 @@ def test_concurrent_requests_are_served_by_the_same_start(tmp_path, monkeypatch)
     fake(monkeypatch, tmp_path)
     monkeypatch.setattr(traffic, "PAUSE_S", inf)  # a busy machine's leave requests out
     monkeypatch.setattr(aggregate, "MAX_CLIENT_LAG", inf)  # and make cells client-bound
+    monkeypatch.setattr(aggregate, "MAX_CLIENT_SHARE", inf)  # as does a server that takes no time
     settings = settings_for(tmp_path, concurrency=(1, 3), num_speculative_tokens=(0, 2))
     stored = measured(tmp_path, settings)
     explored = [server for server in stored.servers if "explore" in server.place]

@@ -169,6 +169,48 @@ def test_answers_hit_by_a_pause_of_the_client_do_not_make_a_cell_faulty():
     assert faulty_streams([whole] * 7 + [paused] * 3, 0) is None
 
 
+@pytest.mark.parametrize(("num_events", "is_faulty"), [(17, False), (18, True)])
+def test_events_may_be_half_more_than_tokens_and_two(num_events, is_faulty):
+    fault = faulty_streams([streamed([0.01] * (num_events - 1), 10)], 0)
+    assert (fault is not None and fault.kind is Kind.MISCOUNTED) == is_faulty
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "num_tokens", "kind", "num_allowed"),
+    [
+        ([], 64, Kind.BURSTS, 5),
+        ([0.000005] * 64, 64, Kind.BURSTS, 5),
+        ([0.01] * 19, 300, Kind.LATE_FIRST, 1),
+        ([0.01] * 19, 5, Kind.MISCOUNTED, 0),
+    ],
+)
+def test_of_ten_answers_half_may_be_bursts_one_may_start_late_and_none_may_be_miscounted(
+    gaps_s, num_tokens, kind, num_allowed
+):
+    whole, faulty = streamed(VLLM_K0, 64), streamed(gaps_s, num_tokens, ttft_s=3.0)
+    for num in range(1, 10):
+        fault = faulty_streams([whole] * (10 - num) + [faulty] * num, 0)
+        assert (fault and fault.kind) == (kind if num > num_allowed else None)
+
+
+@pytest.mark.parametrize(
+    ("num_joined", "num_tokens", "text", "is_faulty"),
+    [
+        (10, 60, "a", False),  # a quarter of the events
+        (11, 46, "a", True),
+        (11, 45, "a", False),  # half more than 30 arrivals
+        (11, 51, "é" * 5, True),
+        (11, 50, "é" * 5, False),  # five tokens make no event
+    ],
+)
+def test_joined_events_are_bursts_if_they_are_many_and_hide_a_third_of_the_rounds(
+    num_joined, num_tokens, text, is_faulty
+):
+    gaps_s = [0.01] * (40 - num_joined) + [0.0] * num_joined
+    fault = faulty_streams([streamed(gaps_s, num_tokens, text=text)], 0)
+    assert (fault and fault.kind) == (Kind.BURSTS if is_faulty else None)
+
+
 def test_a_buffered_cell_has_no_decode_speed_and_keeps_the_times_of_whole_requests():
     """Only K = 0 was buffered, and so its speedup is missing at K = 2; K = 0 is named there too."""
     stored = served_sweep(Sweep(ks=(2,), rows=(1, 4)))
