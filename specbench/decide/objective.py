@@ -138,15 +138,17 @@ def find_shared_k(
         workload = leader.key.condition.workload
         at_k = {c.key.draft.k: c.speedup.estimate for c in deciding(group) if c.speedup}
         speedups[workload] = {0: 1.0, **at_k}
-        decision = next((d for d in decisions if d.leader == leader.key), None)
-        if decision is not None and decision.verdict is not SpeedupVerdict.UNDECIDED:
+        question = leader.key.question  # an adaptive K may be its leader
+        decision = next((d for d in decisions if d.leader.question == question), None)
+        is_open = decision is not None and decision.verdict is SpeedupVerdict.UNDECIDED
+        if decision is not None and decision.leader == leader.key and not is_open:
             best_k[workload] = decision.draft.k
             if speedup := _speedup_against(decision):
                 lost[workload, leader.key.draft.k] = speedup
                 speedups[workload][leader.key.draft.k] = speedup.estimate
         else:
             best_k[workload] = leader.key.draft.k if leader.speedup.estimate > 1 else 0
-            open_on += [workload] if decision else []
+            open_on += [workload] if is_open else []
     if not speedups:
         return None
     shared = sorted(set.intersection(*(set(at_k) for at_k in speedups.values())))

@@ -148,6 +148,11 @@ def decide(
     answer = tuple(_why_nothing_is_quoted(choice, confirmed))
     speedup = evidence.speedup if evidence and not answer else None
     verdict = verdict_of(evidence) if evidence and speedup else judge(speedup)
+    rivals = []
+    if confirmed is not None and verdict is SpeedupVerdict.NO_SPEEDUP:
+        others = [cell for cell in deciding(choice.cells) if cell is not leader]
+        rivals = [c for c in others if judge(c.speedup) is not SpeedupVerdict.NO_SPEEDUP]
+        verdict = SpeedupVerdict.UNDECIDED if rivals else verdict
     if evidence is not None and speedup is not None:
         if is_imported and speedup.low is None:
             needed = (MIN_UNITS, "prompt")
@@ -155,7 +160,9 @@ def decide(
             answer = (Kind.IMPORTED_ALONE(speedup=speedup, k=k, needed=needed),)
         else:
             answer = tuple(_findings(verdict, evidence, speedup))
-        if verdict is not SpeedupVerdict.UNDECIDED and _is_only_judged(choice, num_unmeasured):
+        if rivals:
+            answer += (Kind.OTHER_K_OPEN(ks=ks_of(rivals)),)
+        elif verdict is not SpeedupVerdict.UNDECIDED and _is_only_judged(choice, num_unmeasured):
             answer += (Kind.ONLY_K(needed=(MIN_UNITS, units_of(evidence).name)),)
         elif verdict is SpeedupVerdict.UNDECIDED and answer[0].kind in _NARROWED:
             answer += tuple(

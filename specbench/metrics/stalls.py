@@ -30,8 +30,8 @@ class Stalls:
     """Indices of the pairs of a cell in which a side stalled."""
 
     base: tuple[int, ...]  # at K = 0
-    proven: tuple[int, ...]  # at K only, and the process waited
-    unproven: tuple[int, ...]  # at K only: kept in the speedup
+    proven: tuple[int, ...]  # at K, and the process waited
+    unproven: tuple[int, ...]  # at K: kept in the speedup
 
     @property
     def left_out(self) -> frozenset[int]:
@@ -45,7 +45,9 @@ def stalls(cell: CellData) -> Stalls:
     if cell.key.condition.overlaps or len(cell.pairs) < MIN_UNITS:
         return none
     base, spec = (list(side) for side in zip(*cell.pairs, strict=True))
-    slow_base, slow = _stalled(base) | _paused(base), _stalled(spec) | _paused(spec)
+    slow = _stalled(spec) | _paused(spec)
+    # Without the pair of a prompt that is slow on both sides the speedup may rise.
+    slow_base = (_stalled(base) & ~slow) | _paused(base)
     if not (slow_base.any() or slow.any()):
         return none
     at_k = np.flatnonzero(slow & ~slow_base).tolist()

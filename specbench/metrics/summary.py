@@ -70,15 +70,17 @@ def _comparable(cells: Sequence[CellData], *, whole: bool) -> dict[CellKey, LogR
         prompts = list(dict.fromkeys(prompt for rows in columns.values() for prompt in rows))
         if len({len(rows) for rows in columns.values()} | {len(prompts)}) < 2:
             continue
-        base = {prompt: rows[prompt][0] for rows in columns.values() for prompt in rows}
-        spec = [[rows.get(p, _UNKNOWN)[1] for p in prompts] for rows in columns.values()]
-        ratios = fitted_ratios([base[prompt] for prompt in prompts], spec)
+        # A K that was dropped has fewer repeats than others, on both sides.
+        base = [max(rows[p][0] for rows in columns.values() if p in rows) for p in prompts]
+        served = [*zip(prompts, base, strict=True)]
+        spec = [
+            [rows[p][1] * base_s / rows[p][0] if p in rows else math.nan for p, base_s in served]
+            for rows in columns.values()
+        ]
+        ratios = fitted_ratios(base, spec)
         noise = {cell.key: machine_noise(cell) for cell in group}
         fitted |= {key: r.on(noise[key]) for key, r in zip(columns, ratios, strict=True)}
     return fitted
-
-
-_UNKNOWN = (math.nan, math.nan)
 
 
 def _summarize(cell: CellData, decode: LogRatio | None, whole: LogRatio | None) -> CellSummary:

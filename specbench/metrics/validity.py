@@ -127,10 +127,11 @@ def judge_cell(cell: CellData) -> tuple[Reason, ...]:
     is made of both.
     """
     if not cell.finished:
-        return (*_failed(cell), Kind.NOTHING_FINISHED())
+        return (*_failed(cell.requests), Kind.NOTHING_FINISHED())
     base = finished_baseline(cell)
     return (
-        *_failed(cell),
+        *_failed(cell.requests),
+        *_of_baseline(*_failed(cell.baseline)),
         *_too_few_rounds(cell),
         *filter(None, [cell.faulty_streams]),
         *_of_baseline(*filter(None, [cell.baseline_faulty_streams])),
@@ -168,11 +169,11 @@ def _of_baseline(*reasons: Reason) -> Iterator[Reason]:
     return (Kind.OF_BASELINE(because=(reason,)) for reason in reasons)
 
 
-def _failed(cell: CellData) -> Iterator[Reason]:
-    failures = [request for request in cell.requests if request.finish_reason == "failed"]
+def _failed(requests: Sequence[RequestRecord]) -> Iterator[Reason]:
+    failures = [request for request in requests if request.finish_reason == "failed"]
     if failures:
         yield Kind.REQUESTS_FAILED(
-            failed=len(failures), requests=len(cell.requests), error=failures[0].error
+            failed=len(failures), requests=len(requests), error=failures[0].error
         )
 
 

@@ -78,6 +78,7 @@ class Kind(StrEnum):
     )
     CONFIRMATION_INVALID = "confirmation_invalid", "the confirmation run of {k:K} is not valid"
     ONLY_K = "only_k", "the only K with {needed:amount} or more"
+    OTHER_K_OPEN = "other_k_open", "K={ks:ks} may be faster: measure again with only that K"
 
     # What was found about a setting with several drafters, or without one.
     NO_DRAFTER_HELPS = "no_drafter_helps", "no drafter is faster"

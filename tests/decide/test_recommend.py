@@ -83,13 +83,21 @@ def test_a_single_k_is_decided_without_a_confirmation_run(summarized):
 
 
 def test_a_speedup_that_is_not_confirmed_is_withdrawn(summarized):
-    choice = choose([summarized(2, 0.9, 1.0, 1.1), summarized(6, 1.1, 1.2, 1.3)])
+    choice = choose([summarized(2, 0.8, 0.9, 1.0), summarized(6, 1.1, 1.2, 1.3)])
     lost = decide(choice, summarized(6, 0.90, 0.95, 1.00))
     unclear = decide(choice, summarized(6, 0.98, 1.03, 1.08))
     assert (lost.verdict, lost.answer[0].kind) == (SpeedupVerdict.NO_SPEEDUP, Kind.MEASURED)
     assert lost.speedup == Interval(estimate=0.95, low=0.90, high=1.00)
     assert (unclear.verdict, unclear.answer[0].kind) == (SpeedupVerdict.UNDECIDED, Kind.RANGE)
     assert {lost.draft.method, unclear.draft.method} == {"none"}
+
+
+def test_a_winner_that_is_withdrawn_leaves_another_k_open(summarized):
+    choice = choose([summarized(2, 0.9, 1.0, 1.1), summarized(6, 1.1, 1.2, 1.3)])
+    lost = decide(choice, summarized(6, 0.90, 0.95, 1.00))
+    assert lost.verdict is SpeedupVerdict.UNDECIDED
+    assert [reason.kind for reason in lost.answer] == [Kind.MEASURED, Kind.OTHER_K_OPEN]
+    assert lost.answer[1].figures["ks"] == (2,)
 
 
 def test_k_0_is_recommended_if_no_k_gains(summarized):

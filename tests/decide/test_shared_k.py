@@ -6,7 +6,7 @@ from specbench.decide.objective import SMALL_LOSS, SharedK, find_shared_k, losse
 from specbench.decide.recommend import choose, decide
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.summary import summarize
-from specbench.records import Interval, Kind
+from specbench.records import Auto, Interval, Kind
 from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, cell, draft
 
@@ -69,7 +69,7 @@ def test_a_workload_with_another_best_k_is_named_without_a_loss(summarized):
 
 
 def test_a_shared_k_respects_the_confirmation_run(summarized):
-    code = sweep(summarized, "code", k2=1.3, k4=1.5)
+    code = sweep(summarized, "code", k2=0.9, k4=1.5)
     lost = decide(choose(code), summarized(4, 0.90, 0.95, 1.00, workload="code"))
     shared_k = find_shared_k([*code, *sweep(summarized, "chat", k2=1.3, k4=1.5)], [lost])
     assert shared_k is not None
@@ -77,7 +77,7 @@ def test_a_shared_k_respects_the_confirmation_run(summarized):
 
 
 def test_a_k_that_was_decided_against_loses_what_its_decision_shows(summarized):
-    code = sweep(summarized, "code", k2=1.3, k4=1.5)
+    code = sweep(summarized, "code", k2=0.8, k4=1.5)
     chat = sweep(summarized, "chat", k2=1.3, k4=1.8)
     lost = decide(choose(code), summarized(4, 0.85, 0.87, 0.90, workload="code"))
     shared_k = find_shared_k([*code, *chat], [lost])
@@ -258,6 +258,18 @@ def test_a_k_that_is_shown_to_be_faster_loses_nothing_measurable():
     bounds = Interval(estimate=-0.05, low=-0.1, high=-0.01)
     loss = Kind.LOSS_UNMEASURABLE(workload="code", best="K=8")
     assert losses_of({"code": 0.0}, {"code": "K=8"}, {"code": bounds}) == (loss,)
+
+
+def test_a_workload_that_an_adaptive_k_leaves_open_is_open(summarized):
+    code = sweep(summarized, "code", k2=1.06, k4=1.01)
+    chat = sweep(summarized, "chat", k2=1.3, k4=1.6)
+    (auto,) = sweep(summarized, "code", k8=1.1)
+    auto = replace(auto, key=auto.key.at(Auto(8)))
+    confirmed = summarized(4, 1.5, 1.6, 1.7, workload="chat")
+    decisions = [decide(choose([*code, auto])), decide(choose(chat), confirmed)]
+    assert decisions[0].leader == auto.key
+    shared_k = find_shared_k([*code, *chat, auto], decisions)
+    assert shared_k.open_on == ("code",)
 
 
 def test_a_loss_on_an_undecided_workload_is_not_shown():

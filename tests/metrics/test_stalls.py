@@ -118,8 +118,10 @@ def test_a_request_that_a_pause_hits_does_not_prove_another_stall():
     assert stalls(hit) == Stalls(base=(), proven=(3,), unproven=(7,))
 
 
-def test_a_request_that_stalls_on_both_sides_counts_at_k_0():
-    assert stalls(measured(at_base=[3], at_k=[3])) == Stalls(base=(3,), proven=(), unproven=())
+def test_a_prompt_that_is_slow_on_both_sides_needs_evidence():
+    assert stalls(measured(at_base=[3], at_k=[3])) == Stalls(base=(), proven=(), unproven=(3,))
+    with_pause = with_pauses(measured(at_base=[3], at_k=[3]), at_base=[3], at_k=[])
+    assert stalls(with_pause) == Stalls(base=(3,), proven=(), unproven=())
 
 
 @pytest.mark.parametrize(("num", "slow"), [(10, 1), (10, 2), (20, 1), (20, 2), (40, 2), (40, 3)])

@@ -94,6 +94,19 @@ def test_k_that_served_fewer_prompts_are_compared_over_all_of_them():
     assert alone.speedup.estimate == pytest.approx(1.2 * 1.1)
 
 
+def test_k_with_fewer_repeats_are_compared_as_if_they_had_as_many():
+    """K = 4 is 1.5x on ten prompts, three times each; K = 8 0.7x on five of them, once."""
+    base = cell(BASE, [1.0] * 10)
+    repeats = [cell(BASE, [1.0] * 10, repeat=i) for i in range(3)]
+    thrice = replace(base, requests=tuple(r for of in repeats for r in of.requests))
+    drafted = [cell(draft(4), [1 / 1.5] * 10, repeat=i) for i in range(3)]
+    many = replace(drafted[0], requests=tuple(r for of in drafted for r in of.requests))
+    few = against(cell(draft(8), [1 / 0.7] * 5), base)
+    of_many, of_few = summarize([against(many, thrice), few])
+    assert of_many.speedup.estimate == pytest.approx(1.5)
+    assert of_few.speedup.estimate == pytest.approx(0.7)
+
+
 def test_the_seconds_of_k_0_follow_the_machine_twice_as_much_as_the_ratio(steady):
     """All requests take equally long per token, so that prompts make no margin."""
     alike = tuple(replace(r, total_s=0.1 * r.num_output_tokens) for r in steady.requests)

@@ -136,6 +136,14 @@ def test_a_failed_request_is_counted_with_its_error(steady):
     assert reason == Kind.REQUESTS_FAILED(failed=1, requests=7, error="out of memory")
 
 
+def test_a_failed_request_at_k_0_invalidates_the_speedups_over_it(steady):
+    """Served together, its seconds stay in the pass, without its tokens."""
+    failed = replace(steady.baseline[0], prompt_id="p9", finish_reason="failed", error="timeout")
+    cell = replace(steady, baseline=(*steady.baseline, failed), shared={})
+    failure = Kind.REQUESTS_FAILED(failed=1, requests=7, error="timeout")
+    assert only_reason(cell) == Kind.OF_BASELINE(because=(failure,))
+
+
 def test_a_cell_in_which_everything_failed_is_also_judged(steady):
     failed = tuple(
         replace(r, finish_reason="failed", error="refused", output_ids=()) for r in steady.requests
