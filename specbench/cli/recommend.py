@@ -108,10 +108,13 @@ def recommend(
             f"run {document.run.run_id} has no valid K=0 to compare with; see `specbench "
             "report` for what was measured"
         )
-        if has_undecided(document):
+        if not has_undecided(document):
+            raise UsageError(text)
+        if as_json:
+            options.print_json(recommendation_json(document, picks, wanted, workloads=workloads))
+        else:
             typer.echo(f"undecided: {text}")
-            raise typer.Exit(ExitCode.INCONCLUSIVE)
-        raise UsageError(text)
+        raise typer.Exit(ExitCode.INCONCLUSIVE)
     if not document.is_complete:
         notice = f"run {document.run.run_id} was interrupted: based on what it measured so far"
         typer.echo(notice, err=True)
@@ -128,7 +131,7 @@ def recommend(
     if any(pick.best is None for pick in picks):
         raise typer.Exit(ExitCode.FAILED)
     if any(is_open(document, pick) for pick in picks) or without_recommendation(
-        document, picks, workload or ()
+        document, picks, workloads
     ):
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 

@@ -24,7 +24,14 @@ from specbench.metrics.speed import (
 )
 from specbench.metrics.summary import log_speedup, summarize
 from specbench.metrics.validity import judge_cell
-from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord
+from specbench.records import (
+    ASSISTED_DEFAULT,
+    CellKey,
+    CellSummary,
+    Interval,
+    RequestRecord,
+    SpeedupVerdict,
+)
 from specbench.settings import BUILTIN
 from specbench.stats.intervals import (
     break_even,
@@ -34,6 +41,19 @@ from specbench.stats.intervals import (
     mean_interval,
     minimum_detectable_effect,
 )
+
+TIE = 0.01  # speedups this close are equal, and the smaller K wins
+BEATS_BASELINE = 1 + TIE  # the lower bound of K = 0 is 1
+GAINS_NOTHING = 1.02  # with an upper bound up to here, do not speculate
+
+
+def judge(speedup: Interval | None) -> SpeedupVerdict:
+    """The verdict that a speedup's interval supports."""
+    if speedup is None or speedup.low is None or speedup.high is None:
+        return SpeedupVerdict.UNDECIDED
+    if speedup.high <= GAINS_NOTHING:
+        return SpeedupVerdict.NO_SPEEDUP
+    return SpeedupVerdict.FASTER if speedup.low > BEATS_BASELINE else SpeedupVerdict.UNDECIDED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -469,7 +489,7 @@ class Crossover:
     concurrency: Annotated[
         int | None,
         Doc(
-            "lowest measured concurrency from which on no interval is above 1; absent: none",
+            "lowest measured concurrency from which on no speedup is shown; absent: none",
             "requests",
             low=1,
         ),
@@ -559,7 +579,9 @@ def _valid_speedups(points: Sequence[Point]) -> list[tuple[int, Interval]]:
 
 
 def _end_of_speedup(points: Sequence[Point]) -> int | None:
-    """The lowest concurrency from which on no interval is above 1, ignoring points without one."""
-    low_ends = [(at, ratio.low) for at, ratio in _valid_speedups(points) if ratio.low is not None]
-    without_speedup = list(takewhile(lambda point: point[1] <= 1, reversed(low_ends)))
+    """The lowest concurrency from which on no speedup is shown, ignoring points without one."""
+    known = [(at, judge(ratio)) for at, ratio in _valid_speedups(points) if ratio.low is not None]
+    without_speedup = list(
+        takewhile(lambda point: point[1] is not SpeedupVerdict.FASTER, reversed(known))
+    )
     return without_speedup[-1][0] if without_speedup else None

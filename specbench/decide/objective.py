@@ -9,14 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple, get_args
 
-from specbench.decide.recommend import (
-    TIE,
-    by_question,
-    choose,
-    deciding,
-    judge,
-    near_best,
-)
+from specbench.decide.comparisons import TIE, judge
+from specbench.decide.recommend import by_question, choose, deciding, near_best
 from specbench.doc import Doc
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode
@@ -340,6 +334,7 @@ class JointRecommendation:
     regret: Mapping[str, float]
     best_by_workload: Mapping[str, CellKey]  # of workloads with another answer
     left_out: tuple[CellKey, ...] = ()  # those of them that are not usable on every workload
+    open_on: tuple[str, ...] = ()  # workloads whose answer is undecided: the loss is unknown
 
 
 def recommend_for(

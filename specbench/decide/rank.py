@@ -7,8 +7,8 @@ from functools import reduce
 from statistics import fmean, geometric_mean
 from typing import Literal, NamedTuple
 
+from specbench.decide.comparisons import judge
 from specbench.decide.explanation import k_of
-from specbench.decide.recommend import judge
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.registry import number_of

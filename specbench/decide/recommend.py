@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal, TypeVar
 
-from specbench.decide.comparisons import ContextCurve, best_fixed, is_comparable
+from specbench.decide.comparisons import (
+    BEATS_BASELINE,
+    TIE,
+    ContextCurve,
+    best_fixed,
+    is_comparable,
+    judge,
+)
 from specbench.decide.explanation import (
     k_of,
     ks_of,
@@ -35,9 +42,6 @@ from specbench.records import (
 from specbench.records.keys import Question
 from specbench.stats.spread import MIN_UNITS
 
-TIE = 0.01  # speedups this close are equal, and the smaller K wins
-BEATS_BASELINE = 1 + TIE  # the lower bound of K = 0 is 1
-GAINS_NOTHING = 1.02  # with an upper bound up to here, do not speculate
 DIFFERS = 1.05  # whole requests against decoding: from here on an answer is about both
 Option = TypeVar("Option")
 ConfirmedOn = Literal["same", "other", "halves"]  # prompts: those that chose K, others, cross-fit
@@ -287,15 +291,6 @@ _FINDINGS = {
 def finding(speedup: Interval | None, k: int | str, mean_k: float | None = None) -> Reason:
     """What a speedup says about one K."""
     return _FINDINGS[judge(speedup)](k=k, mean_k=mean_k, speedup=speedup)
-
-
-def judge(speedup: Interval | None) -> SpeedupVerdict:
-    """The verdict that a speedup's interval supports."""
-    if speedup is None or speedup.low is None or speedup.high is None:
-        return SpeedupVerdict.UNDECIDED
-    if speedup.high <= GAINS_NOTHING:
-        return SpeedupVerdict.NO_SPEEDUP
-    return SpeedupVerdict.FASTER if speedup.low > BEATS_BASELINE else SpeedupVerdict.UNDECIDED
 
 
 def lower_bound(of: CellSummary | Decision) -> float:

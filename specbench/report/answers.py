@@ -10,7 +10,7 @@ from specbench.decide.objective import (
     one_k,
 )
 from specbench.metrics.registry import number_of
-from specbench.records import Condition, Decision, Kind, Reason, SpeedupVerdict
+from specbench.records import Condition, Decision, Interval, Kind, Reason, SpeedupVerdict
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.memory import memory_left
@@ -26,7 +26,7 @@ class VerdictCard:
 
     title: str
     verdict: SpeedupVerdict
-    figure: str  # the speedup, or its range if undecided; empty without an interval
+    figure: str  # the speedup that decided, or its range; empty without an interval
     text: str  # the answer without the verdict
 
 
@@ -103,8 +103,15 @@ def _why_not_measured(section: Section) -> Iterator[Reason | str]:
             yield Kind.ADD_K()
 
 
+def decided_by(decision: Decision) -> Interval | None:
+    """The speedup that the verdict is about: of whole requests where only decoding is faster."""
+    kinds = {reason.kind for reason in decision.answer}
+    of_whole = kinds & {Kind.ONLY_DECODING, Kind.OPEN_WHOLE}
+    return decision.end_to_end if of_whole else decision.speedup
+
+
 def _card(section: Section, decision: Decision) -> VerdictCard:
-    figure, speedup = "", decision.speedup
+    figure, speedup = "", decided_by(decision)
     if speedup is not None and speedup.low is not None:
         is_open = decision.verdict is SpeedupVerdict.UNDECIDED
         figure = range_text(speedup) if is_open else f"{speedup.estimate:.2f}x"

@@ -338,7 +338,7 @@ def answers_grid(documents: Sequence[Document]) -> Table:
 
 def differences_grid(documents: Sequence[Document]) -> Table:
     """The facts in which the runs differ, one column per run."""
-    facts = [{fact.name: fact.value for fact in provenance(document)} for document in documents]
+    facts = [_facts(document) for document in documents]
     names = dict.fromkeys(name for run_facts in facts for name in run_facts)
     return Table(
         title="Where the runs differ",
@@ -349,6 +349,14 @@ def differences_grid(documents: Sequence[Document]) -> Table:
         records=[name for name in names if len({of_run.get(name) for of_run in facts}) > 1],
         num_remarks=len(documents),
     )
+
+
+def _facts(document: Document) -> dict[str, str]:
+    """The provenance by name; values of one name, such as those of several targets, are joined."""
+    values: dict[str, list[str]] = {}
+    for fact in provenance(document):
+        values.setdefault(fact.name, []).append(fact.value)
+    return {name: "; ".join(of_name) for name, of_name in values.items()}
 
 
 def _answer_of(document: Document) -> Callable[[Any], str | None]:

@@ -140,20 +140,23 @@ def build_document(stored: StoredRun) -> Document:
     unmeasured = [plan.key for plan in stored.run.cells if plan.key not in measured]
     missing = tuple(key for key in unmeasured if not is_left_out(key, stored.forecasts))
     has_budget = stored.run.settings.effort.budget_s is not None
+    choices = list(
+        map(choose, by_question((*cells, *(c for c in imported if c.speedup or not c.valid))))
+    )
+    evidence = [_evidence(stored, c, explored, confirmation, confirmed) for c in choices]
     decisions = [
         decide(
             choice,
-            *_evidence(stored, choice, explored, confirmation, confirmed),
+            *of_choice,
             workload_prompts=num_usable(stored, choice.cells[0].key.condition),
             is_synthetic=stored.run.settings.decoder.is_synthetic,
             is_imported=bool(stored.imported),
             is_cut_short=choice.leader is not None and is_cut_short(stored.run, choice.leader),
             num_unmeasured=has_budget * sum(_competes(key, choice) for key in missing),
         )
-        for choice in map(
-            choose, by_question((*cells, *(c for c in imported if c.speedup or not c.valid)))
-        )
+        for choice, of_choice in zip(choices, evidence, strict=True)
     ]
+    quoted = {summary.key for summary, on in evidence if summary and on != "halves"}
     curves = context_curves(cells)
     adaptive = compare_adaptive(explored, confirmation)
     return Document(
@@ -173,7 +176,9 @@ def build_document(stored: StoredRun) -> Document:
         by_context=by_context(decisions, curves),
         best_of=compare_best_of(explored),
         forecasts=check_forecasts(stored.forecasts, stored.traces, explored, cells, adaptive),
-        prompts=_speedups_of_prompts(decisions, explored, confirmation),
+        prompts=_speedups_of_prompts(
+            decisions, explored, [cell for cell in confirmation if cell.key in quoted]
+        ),
         generations=_generations(decisions, explored, stored.references),
         engines=tuple(
             {(record.target, record.engine): record for record in stored.engines}.values()
@@ -237,10 +242,10 @@ def _evidence(
 
 
 def _speedups_of_prompts(
-    decisions: Iterable[Decision], explored: Iterable[CellData], confirmation: Iterable[CellData]
+    decisions: Iterable[Decision], explored: Iterable[CellData], quoted: Iterable[CellData]
 ) -> dict[CellKey, dict[str, float]]:
-    """Speedup by prompt of each decision's cell, from its confirmation run if it has one."""
-    cells = {cell.key: cell for cell in (*explored, *confirmation)}
+    """Speedup by prompt of each decision's cell, from its confirmation run if that is `quoted`."""
+    cells = {cell.key: cell for cell in (*explored, *quoted)}
     return {d.leader: prompt_speedups(cells[d.leader]) for d in decisions if d.leader in cells}
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from specbench.decide.recommend import finding, judge
+from specbench.decide.comparisons import judge
+from specbench.decide.recommend import finding
 from specbench.doc import part_of
 from specbench.forecast.forecast_check import CheckedForecast, MeasuredPoint
 from specbench.records import ForecastPoint, ForecastRecord, Kind, Reason, SpeedupVerdict

@@ -157,7 +157,9 @@ def left_out_lines(history: History) -> list[str]:
 def brief(series: Series) -> list[str]:
     """The steps or the trend of a series, such as `+5.1% at run 9`."""
     steps = [f"{_size(step)} at run {step.run_index + 1}" for step in series.steps]
-    return steps if series.trend is None else [f"trend {series.trend.slope:+.2g} per run"]
+    if series.trend is None:
+        return steps
+    return [f"trend {series.trend.slope:+.2g} {series.unit} per run"]
 
 
 def sparkline(values: tuple[float, ...]) -> str:

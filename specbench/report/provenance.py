@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from specbench.doc import keys_of
 from specbench.metrics.registry import all_metrics
-from specbench.records import EngineRecord, Environment, KernelChoice, ModelIdentity, lengths
+from specbench.records import EngineRecord, Environment, KernelChoice, Kind, ModelIdentity, lengths
 from specbench.report.document import Document
 from specbench.report.sessions import deployment_facts
 from specbench.words.numbers import listed, measured, plural
@@ -72,7 +72,8 @@ def which_pass(document: Document) -> tuple[str, str] | None:
     a confirmation run.
     """
     explored = {cell.key: cell.as_decided.speedup for cell in document.cells}
-    if all(d.speedup in (None, explored.get(d.leader)) for d in document.decisions):
+    confirmed = [d for d in document.decisions if Kind.CROSS_FITTED() not in d.reasons]
+    if all(d.speedup in (None, explored.get(d.leader)) for d in confirmed):
         return None
     return f"{_WHICH_PASS} Picking the best of many is biased upward.", _WHICH_PASS
 

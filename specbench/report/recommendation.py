@@ -1,12 +1,12 @@
 """Recommendations for an objective as sentences, tables and JSON."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
-from specbench.decide.comparisons import Crossover
+from specbench.decide.comparisons import Crossover, judge
 from specbench.decide.objective import (
     Candidate,
     JointRecommendation,
@@ -16,11 +16,10 @@ from specbench.decide.objective import (
     losses_of,
     recommend_for,
 )
-from specbench.decide.recommend import judge
 from specbench.doc import ByName, Doc, JsonObject, Key, Maybe, Several, keys_of
 from specbench.records import CellKey, Condition, Decision, Interval, Kind, Reason, SpeedupVerdict
 from specbench.records.keys import flat_keys
-from specbench.report.answers import context_lines
+from specbench.report.answers import context_lines, decided_by
 from specbench.report.comparisons import variant_reasons
 from specbench.report.document import Document
 from specbench.report.memory import memory_left, tokens_left
@@ -68,16 +67,15 @@ def recommendation_lines(
 
 
 def joint_reasons(document: Document, picks: Sequence[Recommendation]) -> Iterator[Reason]:
-    """One configuration for all workloads of a setting, unless all of them are undecided."""
+    """One configuration for all workloads of a setting, and what it loses."""
     settings = [pick.condition.without("workload") for pick in picks]
-    undecided = [pick.condition.workload for pick in picks if is_open(document, pick)]
-    for joint in joint_recommendations(picks) if len(undecided) < len(picks) else ():
+    for joint in joint_recommendations(document, picks):
         setting = joint.key.condition.without("workload", "concurrency", "variant")
         yield Kind.ONE_CONFIGURATION(
             setting="".join(f", {part}" for part in setting.distinct_parts(settings)),
             configuration=_configuration(joint.key),
-            losses=_losses(joint, undecided),
-            open_on=tuple(sorted(undecided)),
+            losses=_losses(joint, joint.open_on),
+            open_on=joint.open_on,
             left_out=tuple(_method(key) for key in joint.left_out),
         )
 
@@ -107,23 +105,46 @@ def unmeasured_loads(document: Document, objective: Objective) -> Iterator[Reaso
 def without_recommendation(
     document: Document, picks: Sequence[Recommendation], workloads: Sequence[str]
 ) -> dict[str, Reason]:
-    """Workloads of the run without a recommendation, and why; only `workloads` if given."""
-    answered = {pick.condition.workload for pick in picks}
-    with_cells = {cell.key.condition.workload for cell in document.cells}
-    planned = dict.fromkeys(plan.key.condition.workload for plan in document.run.cells)
+    """Settings of the run without a recommendation, and why; only of `workloads` if given.
+
+    A setting with a valid K = 0 has none at the wanted concurrency only.
+    """
+    names = {pick.condition.workload for pick in picks}
+    answered = {pick.condition for pick in picks} | {
+        _across_loads(cell.key)
+        for cell in document.cells
+        if cell.valid and cell.key.is_baseline and cell.key.condition.workload in names
+    }
+    with_cells = {_across_loads(cell.key) for cell in document.cells}
+    planned = dict.fromkeys(_across_loads(plan.key) for plan in document.run.cells)
     return {
-        name: Kind.NO_VALID_BASELINE() if name in with_cells else Kind.UNANSWERED()
-        for name in planned
-        if name not in answered and (not workloads or name in workloads)
+        setting_name(at, planned): (
+            Kind.NO_VALID_BASELINE() if at in with_cells else Kind.UNANSWERED()
+        )
+        for at in planned
+        if at not in answered and (not workloads or at.workload in workloads)
     }
 
 
-def joint_recommendations(picks: Sequence[Recommendation]) -> tuple[JointRecommendation, ...]:
-    """One for each target and setting with several workloads."""
-    groups: dict[object, list[Recommendation]] = {}
+def _across_loads(key: CellKey) -> Condition:
+    """The setting that one recommendation is for."""
+    return key.condition.without("concurrency", "variant")
+
+
+def joint_recommendations(
+    document: Document, picks: Sequence[Recommendation]
+) -> tuple[JointRecommendation, ...]:
+    """One for each target and setting with several workloads, unless all of them are undecided."""
+    groups: dict[Condition, list[Recommendation]] = {}
     for pick in picks:
         groups.setdefault(pick.condition.without("workload"), []).append(pick)
-    return tuple(filter(None, map(joint_recommendation, groups.values())))
+    joints = []
+    for group in groups.values():
+        open_on = sorted(pick.condition.workload for pick in group if is_open(document, pick))
+        joint = joint_recommendation(group) if len(open_on) < len(group) else None
+        if joint is not None:
+            joints.append(replace(joint, open_on=tuple(open_on)))
+    return tuple(joints)
 
 
 _UNITS = {
@@ -209,7 +230,7 @@ def _runner_up(document: Document, pick: Recommendation) -> Iterator[Reason]:
         configuration = _method(best.leader)
         if best.verdict is not SpeedupVerdict.UNDECIDED:
             yield Kind.RUNNER_UP(configuration=configuration, speedup=speedup)
-        elif all(reason.figures.get("speedup") != speedup for reason in best.answer):
+        elif all(speedup not in reason.figures.values() for reason in best.answer):
             # The headline does not have the range.
             is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
             kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
@@ -227,7 +248,7 @@ def _contender(document: Document, pick: Recommendation) -> tuple[Interval, Deci
     baselines = []
     for decision in document.decisions:
         cell = first_pass.get(decision.leader)
-        speedup = decision.speedup or (cell and cell.speedup)
+        speedup = decided_by(decision) or (cell and cell.speedup)
         if not decision.draft.k and decision.condition == pick.best.key.condition and speedup:
             is_open = decision.verdict is SpeedupVerdict.UNDECIDED
             is_valid = cell is not None and cell.valid
@@ -304,7 +325,7 @@ def recommended(document: Document, pick: Recommendation, objective: Objective) 
     return Kind.RECOMMENDED(
         configuration=_configuration(pick.best.key),
         value=value,
-        tied=(*_tied_variants(document, pick.best.key), *_tied_levels(pick)),
+        tied=(*_tied_variants(document, pick.best.key), *_tied_levels(document, pick)),
     )
 
 
@@ -326,13 +347,12 @@ def _tied_variants(document: Document, key: CellKey) -> tuple[str, ...]:
     )
 
 
-def _tied_levels(pick: Recommendation) -> tuple[str, ...]:
-    """The configurations of the same variant than which the best is not shown to be faster."""
-    return tuple(
-        _configuration(key)
-        for key in pick.tied
-        if pick.best and key.condition.variant == pick.best.key.condition.variant
-    )
+def _tied_levels(document: Document, pick: Recommendation) -> tuple[str, ...]:
+    """The configurations that no pair of variants compares with the best, and than which it is not
+    shown to be faster."""
+    pairs = [{pair.cell, pair.peer} for pair in document.variants]
+    paired = {key for both in pairs if pick.best and pick.best.key in both for key in both}
+    return tuple(_configuration(key) for key in pick.tied if key not in paired)
 
 
 def _configuration(key: CellKey) -> str:
@@ -487,6 +507,10 @@ _SHARED = JsonObject(
             Mapping[str, float],
             Doc("by workload, the share of its best rate that is lost (0.05: 5%)", "fraction"),
         ),
+        "open_on": Key(
+            tuple[str, ...],
+            "workloads whose answer is undecided: what is lost there is unknown",
+        ),
     },
 )
 _AT_CONTEXT = JsonObject(
@@ -549,8 +573,8 @@ DOCUMENT = JsonObject(
         ),
         "shared": Key(
             Several(_SHARED),
-            "one configuration for all workloads of a target and setting",
-            lambda r: joint_recommendations(r.picks),
+            "one configuration for all workloads of a target and setting, unless all are undecided",
+            lambda r: joint_recommendations(r.document, r.picks),
         ),
         "by_context": Key(
             Several(_BY_CONTEXT),
@@ -563,7 +587,7 @@ DOCUMENT = JsonObject(
         ),
         "without_recommendation": Key(
             ByName(REASON),
-            "workload to the reason why it has no pick",
+            "workload, and what else distinguishes the setting, to the reason why it has no pick",
             lambda r: without_recommendation(r.document, r.picks, r.workloads),
         ),
     },

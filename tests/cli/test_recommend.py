@@ -157,3 +157,29 @@ def test_a_workload_is_named_as_for_the_run(command: str, word: str, tmp_path: P
     assert '"demo code' in ran.out
     assert '"chat' not in ran.out
     assert specbench(*command.split(), "-w", "creative", "--json", cwd=tmp_path).code == 2
+
+
+def test_a_workload_by_a_part_of_its_name_may_have_no_answer(tmp_path: Path) -> None:
+    stored = renamed(stored_run(replace(WISH, workloads=("code", "chat"))), "code", "demo code")
+    (plain,) = (
+        key.id for key in stored.run.keys if key.is_baseline and key.condition.workload != "chat"
+    )
+    blocks = tuple(
+        replace(block, requests=tuple(r for r in block.requests if r.cell_id != plain))
+        for block in stored.blocks
+    )
+    keep(tmp_path, "made", replace(stored, blocks=blocks))
+    ran = specbench("recommend -w chat -w code", cwd=tmp_path)
+    assert "demo code: no answer" in ran.out
+    assert ran.code == 3
+
+
+def test_without_a_valid_k_0_the_json_has_no_picks(tmp_path: Path) -> None:
+    keep(tmp_path, "made", stored_run(replace(WISH, device="gpu", throttled_k=0)))
+    ran = specbench("recommend --json", cwd=tmp_path)
+    assert ran.code == 3
+    document = json.loads(ran.out)
+    assert document["picks"] == []
+    assert document["without_recommendation"]["code"]["kind"] == Kind.NO_VALID_BASELINE
+    text = specbench("recommend", cwd=tmp_path)
+    assert (text.code, text.out.startswith("undecided: run made")) == (3, True)

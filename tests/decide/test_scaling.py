@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.comparisons import context_curves, crossovers
+from specbench.decide.comparisons import context_curves, crossovers, judge
 from tests.cell_keys import with_axes
 
 
@@ -95,3 +95,13 @@ def test_context_curves_have_speedup_and_kv_bytes_by_prompt_length(summarized):
     curve = single(context_curves(cells))
     assert [(p.at, p.kv_bytes) for p in curve.points] == [(512, 10.0), (4096, 80.0)]
     assert context_curves([cells[0], summarized(4, None, 1.9, None)]) == ()
+
+
+def test_an_interval_above_1_without_a_speedup_ends_the_crossover(summarized):
+    cells = [
+        cell_at(summarized, 1, 1.8, 2.0, 2.2),
+        cell_at(summarized, 4, 1.002, 1.008, 1.015),
+        cell_at(summarized, 16, 1.005, 1.1, 1.2),
+    ]
+    assert [judge(cell.speedup) for cell in cells] == ["faster", "no speedup", "undecided"]
+    assert single(crossovers(cells)).concurrency == 4

@@ -11,6 +11,7 @@ from specbench.gate.history import PastRun, history
 from specbench.records import CellSummary, Interval, Kind
 from specbench.report.charts.lines import history_charts
 from specbench.report.history import (
+    brief,
     changes,
     history_grids,
     history_json,
@@ -121,6 +122,7 @@ def test_a_trend_is_reported_as_a_trend():
     (told,) = changes(result)
     assert (told.kind, told.figures["runs"]) == (Kind.TREND, 12)
     assert told.figures["slope"] == pytest.approx(0.01, abs=0.001)
+    assert re.fullmatch(r"trend \+0\.01\d* x per run", brief(series)[0])
 
 
 def test_sparkline_bars_range_from_lowest_to_highest_value():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.recommend import finding, judge
+from specbench.decide.recommend import choose, decide, finding, judge
 from specbench.records import (
     CellPlan,
     CellSummary,
@@ -21,6 +21,7 @@ from specbench.report.answers import answer, answer_lines, conclusion, shared_k_
 from specbench.report.document import Document, build_document
 from specbench.report.sections import sections
 from tests.cell_keys import with_axes
+from tests.decide.conftest import summary
 from tests.report.stored_runs import SMALL, stored_run
 
 
@@ -201,3 +202,17 @@ def test_a_shared_k_is_reported_only_for_pairings_that_help(cpu_document: Docume
     assert shared.key.pairing == "demo/draft"
     assert re.match(f"demo/draft, one K .*: K={shared.num_speculative_tokens}; ", line)
     assert " 0.0%" not in line
+
+
+@pytest.mark.parametrize(
+    ("high", "verdict", "figure"),
+    [(1.0, SpeedupVerdict.NO_SPEEDUP, "0.97x"), (1.1, SpeedupVerdict.UNDECIDED, "0.93x to 1.10x")],
+)
+def test_a_card_shows_the_speedup_of_whole_requests_if_it_decided(
+    baseline_document: Document, high: float, verdict: SpeedupVerdict, figure: str
+) -> None:
+    whole = Interval(estimate=0.97, low=0.93, high=high)
+    cell = replace(summary(4, 1.4, 1.48, 1.55), speedup_end_to_end=whole)
+    (section,) = sections(baseline_document)
+    (card,) = answer(replace(section, decisions=(decide(choose([cell])),))).cards
+    assert (card.verdict, card.figure) == (verdict, figure)

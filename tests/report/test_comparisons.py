@@ -9,7 +9,7 @@ import pytest
 from specbench.decide.comparisons import compare_adaptive, crossovers
 from specbench.frames.tables import cells_csv
 from specbench.metrics.aggregate import aggregate_run
-from specbench.records import Auto, Interval, Kind
+from specbench.records import Auto, EngineRecord, Interval, Kind
 from specbench.report.blocks import side_by_side_part
 from specbench.report.comparisons import (
     adaptive_grid,
@@ -268,3 +268,13 @@ def test_only_differing_settings_of_several_runs_are_listed(cpu_document: Docume
     assert [row[0] for row in grid.rows] == ["run", "specbench", "CPU"]
     assert grid.rows[0][1:] == (cpu_document.run.run_id, "b")
     assert grid.rows[2][1:] == ("Made-up CPU, 2 cores", "Other CPU, 2 cores")
+
+
+def test_a_setting_of_the_first_of_two_targets_is_compared(cpu_document: Document) -> None:
+    first = EngineRecord(target="demo", engine="builtin", forward="fused")
+    second = replace(first, target="other")
+    eager = replace(first, forward="eager")
+    runs = [replace(cpu_document, engines=(engine, second)) for engine in (first, eager)]
+    (row,) = differences_grid(runs).rows
+    was, then = (f"demo, {forward} forward; other, fused forward" for forward in ("fused", "eager"))
+    assert row == ("engine builtin", was, then)

@@ -10,6 +10,7 @@ from specbench.cli.measure import require_complete
 from specbench.records import Kind, RunRecord
 from specbench.report.document import Document, build_document, num_usable
 from specbench.report.notes import run_warnings
+from specbench.report.rows import rows
 from specbench.runs import StoredRun
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run
 from tests.report.synthetic_records import NUM_TOKENS, environment
@@ -218,3 +219,16 @@ def test_prompts_that_another_target_can_use_do_not_count_as_available() -> None
     assert num_usable(stored, condition) == 6
     unsaid = replace(stored, run=replace(stored.run, workload_prompts={}))
     assert num_usable(unsaid, condition) is None
+
+
+def test_prompts_are_those_that_the_decision_quotes() -> None:
+    """Without a winner the best K is measured again only next to K = auto."""
+    stored = stored_run(replace(SMALL, drafters=("poor",), workloads=("code",)))
+    again = [replace(block, purpose="confirm", repeat=9) for block in stored.blocks[:5]]
+    document = build_document(replace(stored, blocks=(*stored.blocks, *again)))
+    (decision,) = document.decisions
+    speedups = {cell.key: cell.speedup for cell in document.cells}
+    assert decision.speedup == speedups[decision.leader]
+    assert len(document.prompts[decision.leader]) == SMALL.num_prompts
+    (row,) = rows(document)
+    assert row["num_prompts"] == SMALL.num_prompts

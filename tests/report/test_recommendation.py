@@ -9,10 +9,13 @@ import pytest
 
 from specbench.cli.console import open_console
 from specbench.cli.schema import json_schema
-from specbench.decide.comparisons import Crossover, Point
+from specbench.decide.comparisons import Crossover, Point, SideBySide, judge
 from specbench.decide.objective import JointRecommendation, Objective, Recommendation
+from specbench.decide.recommend import choose, decide
 from specbench.records import (
     NO_DRAFTER,
+    Decision,
+    DraftConfig,
     Interval,
     Kind,
     MemoryRecord,
@@ -26,6 +29,7 @@ from specbench.report.recommendation import (
     _losses,
     candidate_grid,
     headline,
+    joint_reasons,
     pick_verdict,
     reasons,
     recommendation_json,
@@ -33,11 +37,14 @@ from specbench.report.recommendation import (
     recommendations_of,
     recommended,
     unmeasured_loads,
+    without_recommendation,
 )
 from specbench.report.terminal import terminal_part
+from specbench.runs import StoredRun
 from specbench.words.answers import MOST_REASONS, REASON, text
 from specbench.words.numbers import break_even_text
 from tests.cell_keys import BASE_KEY, KEY, with_axes
+from tests.decide.conftest import summary
 from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
 
@@ -356,3 +363,102 @@ def test_memory_left_is_stated_beyond_the_measured_context() -> None:
     assert [at["memory_left_tokens"] for at in entry["contexts"]] == [6_144 - 512, 6_144 - 4_096]
     (line,) = run_report(document).shared.lines
     assert line.endswith("; memory left: 2,048 more tokens of context per request than 4,096")
+
+
+def two_temperatures(**changed: object) -> StoredRun:
+    """Two workloads at temperature 0 and 1 on a GPU."""
+    wish = replace(SMALL, drafters=("draft",), ks=(0, 4), temperatures=(0.0, 1.0), device="gpu")
+    return stored_run(replace(wish, **changed))
+
+
+def test_a_temperature_without_a_valid_k_0_is_listed() -> None:
+    stored, throttled = two_temperatures(), two_temperatures(throttled_k=0)
+    blocks = tuple(
+        slow if "|1|" in fine.block_id and fine.workload == "code" else fine
+        for fine, slow in zip(stored.blocks, throttled.blocks, strict=True)
+    )
+    document = build_document(replace(stored, blocks=blocks))
+    picks = recommendations_of(document, Objective())
+    assert len(picks) == 3
+    missing = {"code, temperature 1": Kind.NO_VALID_BASELINE()}
+    assert without_recommendation(document, picks, ()) == missing
+    assert without_recommendation(document, picks, ["creative"]) == {}
+    last = recommendation_lines(document, picks, Objective())[-1]
+    assert last == "code, temperature 1: no answer: no valid measurement of K=0"
+
+
+def test_a_setting_at_another_concurrency_is_not_listed_as_missing(served: Document) -> None:
+    picks = recommendations_of(served, Objective(), concurrency=4)
+    assert {pick.condition.engine for pick in picks} == {"builtin"}  # the peers ran at 1 only
+    assert without_recommendation(served, picks, ()) == {}
+
+
+def with_open(document: Document, *places: tuple[str, float]) -> Document:
+    """The document with a speedup of 1.9 everywhere but in these workloads at a temperature."""
+
+    def decision(of: Decision) -> Decision:
+        is_open = (of.condition.workload, of.condition.temperature) in places
+        low, high = (0.9, 1.3) if is_open else (1.8, 2.0)
+        speedup = Interval(estimate=(low + high) / 2, low=low, high=high)
+        draft = DraftConfig.none if is_open else of.leader.draft
+        return replace(of, draft=draft, speedup=speedup, verdict=judge(speedup))
+
+    return replace(document, decisions=tuple(map(decision, document.decisions)))
+
+
+def test_a_loss_is_unknown_only_at_the_setting_that_is_open() -> None:
+    document = with_open(build_document(two_temperatures()), ("code", 1.0))
+    picks = recommendations_of(document, Objective())
+    open_on = {
+        said.figures["setting"]: said.figures["open_on"] for said in joint_reasons(document, picks)
+    }
+    assert open_on == {", temperature 0": (), ", temperature 1": ("code",)}
+    json_document = json.loads(json.dumps(recommendation_json(document, picks, Objective())))
+    jsonschema.validate(json_document, json_schema("recommend"))
+    by_setting = {shared["temperature"]: shared["open_on"] for shared in json_document["shared"]}
+    assert by_setting == {0.0: [], 1.0: ["code"]}
+
+
+def test_nothing_is_shared_at_a_setting_that_is_open_on_all_workloads() -> None:
+    places = [("code", 1.0), ("creative", 1.0)]
+    document = with_open(build_document(two_temperatures()), *places)
+    picks = recommendations_of(document, Objective())
+    (said,) = joint_reasons(document, picks)
+    (shared,) = recommendation_json(document, picks, Objective())["shared"]
+    assert (said.figures["setting"], shared["temperature"]) == (", temperature 0", 0.0)
+
+
+@pytest.mark.parametrize("high", [1.0, 1.1])
+def test_a_runner_up_has_the_speedup_of_whole_requests_if_it_decided(high: float) -> None:
+    whole = Interval(estimate=0.97, low=0.93, high=high)
+    document = build_document(stored_run(replace(SMALL, drafters=("draft",), workloads=("code",))))
+    (measured,) = document.decisions
+    cell = replace(summary(4, 1.4, 1.48, 1.55), speedup_end_to_end=whole)
+    decision = replace(decide(choose([cell])), leader=measured.leader)
+    document = replace(document, decisions=(decision,))
+    (pick,) = recommendations_of(document, Objective())
+    said = [reason for reason in reasons(document, pick) if "speedup" in reason.figures]
+    name = f"demo/draft, K={measured.leader.draft.k}"
+    decided = Kind.RUNNER_UP(configuration=name, speedup=whole)
+    assert said == ([decided] if high == 1.0 else [])  # the headline of an open one has the range
+
+
+def test_a_tied_variant_that_no_pair_compares_with_the_best_is_named(served: Document) -> None:
+    a, b, c = (with_axes(KEY, variant=name) for name in "abc")
+    faster = Interval(estimate=1.2, low=1.1, high=1.3)
+    pair = SideBySide(
+        cell=b,
+        peer=a,
+        decode=faster,
+        equal_text=None,
+        end_to_end=None,
+        cpu=None,
+        num_prompts=6,
+        valid=True,
+    )
+    document = replace(served, variants=(pair, replace(pair, cell=c)))
+    pick = recommendations_of(served, Objective())[0]
+    assert pick.best is not None
+    pick = replace(pick, best=replace(pick.best, key=b), tied=(a, c))
+    said = recommended(document, pick, Objective())
+    assert said.figures["tied"] == ("demo/draft, K=4, variant c, one request at a time",)

@@ -6,6 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from specbench.records import Kind
 from specbench.report.document import build_document
 from specbench.report.provenance import question, setup, which_pass
 from specbench.report.terminal import terminal_report
@@ -58,6 +59,17 @@ def test_confirmation_runs_are_mentioned_only_if_there_is_one():
     assert which_pass(document)
     for wish in ({"drafters": ("poor",)}, {"is_complete": False}):
         assert which_pass(build_document(stored_run(replace(SMALL, **wish)))) is None
+
+
+def test_a_cross_fitted_answer_has_no_confirmation_run():
+    stored = stored_run(replace(SMALL, drafters=("draft",), workloads=("code",)))
+    explored = tuple(block for block in stored.blocks if block.purpose == "explore")
+    run = replace(stored.run, workload_prompts={"demo": {"code": SMALL.num_prompts}})
+    document = build_document(replace(stored, run=run, blocks=explored))
+    (decision,) = document.decisions
+    assert Kind.CROSS_FITTED() in decision.reasons
+    other = replace(decision, speedup=replace(decision.speedup, estimate=1.8))
+    assert which_pass(replace(document, decisions=(other,))) is None
 
 
 def test_the_terminal_report_names_the_phase_of_its_tables():
