@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -15,8 +16,10 @@ from specbench.bench.served import running, trial
 from specbench.cli.pair import FEWEST_KS, fitted
 from specbench.files.gguf import read_gguf
 from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Pairing
 from specbench.metrics import aggregate
 from specbench.servers import process, traffic
+from specbench.settings import RunSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.served import fake_llama as fake_llama_server
 from tests.cli.calls import specbench
@@ -368,20 +371,23 @@ def test_the_server_of_ik_llama_cpp_is_refused_by_its_name(tmp_path: Path) -> No
     assert "--engine ik_llama_cpp" in ran.err
 
 
+def twelve_prompts(folder: Path, **changes: Any) -> tuple[Sequence[Pairing], RunSettings]:
+    """A GGUF file that drafts for itself, with a workload of twelve prompts."""
+    write_gguf(folder / "t.gguf")
+    (folder / "pairings.yaml").write_text(
+        "targets: {t: {model: t.gguf, drafters: {a: {method: draft_model, model: t.gguf}}}}"
+    )
+    prompts = write_prompts(folder / "talk.jsonl", [f"prompt {i}" for i in range(12)])
+    of_engine = {"pairings": ("t",), "workloads": (str(prompts),), "engines": ("llama_cpp",)}
+    return load_pairings(folder / "pairings.yaml").all, settings_of(**of_engine, **changes)
+
+
 def test_a_range_shortened_for_a_budget_stays_short_if_the_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_gguf(tmp_path / "t.gguf")
-    (tmp_path / "pairings.yaml").write_text(
-        "targets: {t: {model: t.gguf, drafters: {a: {method: draft_model, model: t.gguf}}}}"
-    )
-    pairings = load_pairings(tmp_path / "pairings.yaml").all
-    prompts = write_prompts(tmp_path / "talk.jsonl", [f"prompt {i}" for i in range(12)])
-    settings = settings_of(
-        pairings=("t",),
-        workloads=(str(prompts),),
-        engines=("llama_cpp",),
+    pairings, settings = twelve_prompts(
+        tmp_path,
         budget_s=60.0,
         num_speculative_tokens=tuple(range(9)),
         is_default_range=True,
@@ -400,16 +406,8 @@ def test_few_prompts_still_fill_the_batch_of_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_gguf(tmp_path / "t.gguf")
-    (tmp_path / "pairings.yaml").write_text(
-        "targets: {t: {model: t.gguf, drafters: {a: {method: draft_model, model: t.gguf}}}}"
-    )
-    pairings = load_pairings(tmp_path / "pairings.yaml").all
-    prompts = write_prompts(tmp_path / "talk.jsonl", [f"prompt {i}" for i in range(12)])
-    settings = settings_of(
-        pairings=("t",),
-        workloads=(str(prompts),),
-        engines=("llama_cpp",),
+    pairings, settings = twelve_prompts(
+        tmp_path,
         budget_s=600.0,
         num_speculative_tokens=(0, 4),
         concurrency=(8,),

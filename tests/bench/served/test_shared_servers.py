@@ -1,15 +1,19 @@
 """Sessions of several K on one server, where the engine takes K from each request."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from specbench.bench.served.host import ManagedServers
+from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served import vllm
+from specbench.errors import UsageError
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.server_facts import DRAFT_FIELDS
 from specbench.records import DraftConfig
 from tests.bench.served.fake_vllm import K_FIELD
-from tests.bench.served.served_runs import fake, measured, servers_left, settings_for
+from tests.bench.served.served_runs import fake, measured, plan_of, servers_left, settings_for
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +78,21 @@ def test_a_shared_server_that_dies_is_started_again(tmp_path, monkeypatch):
     failed = [s.num_speculative_tokens for s in stored.servers if s.problems]
     assert (failed, num_starts) == ([2], 4)
     assert drafted_per_round(stored)[4] == {4.0}
+
+
+def test_a_shared_server_has_room_for_the_texts_of_every_session(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, pairings=("big/small",))
+    host, started = ManagedServers(plan, "vllm", tmp_path), []
+    every = [*cycle_of(served_cells(plan, "vllm"), 0)]
+    sessions = [replace(s, cells=()) if s.draft.k == 4 else s for s in every]
+
+    def refuse(session, _):
+        started.append(session)
+        raise UsageError("not now")
+
+    monkeypatch.setattr(host, "_start_of", refuse)
+    with host.sharing(sessions), pytest.raises(UsageError), asyncio.Runner() as runner:
+        runner.run(host.open(sessions[1]).__aenter__())
+    shared, alone = started
+    assert (shared.draft.k, alone.draft.k) == (4, 2)
+    assert {*shared.cells} == {*alone.cells}
