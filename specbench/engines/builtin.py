@@ -32,8 +32,9 @@ from specbench.engines.model_forwards import Forwards, ModelForwards
 from specbench.engines.model_pool import ModelPool, bytes_read, identity
 from specbench.footprint import row_slots
 from specbench.forward.attention.candidates import USUAL
+from specbench.forward.attention.implementations import PlainAttention
 from specbench.forward.attention.masks import field
-from specbench.forward.attention.stock import attention_backend
+from specbench.forward.attention.stock import are_plain, attention_backend
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
@@ -79,6 +80,25 @@ def _capture_note(captured: tuple[str, int]) -> str:
         f"graphs of {drafter}, K={k}: {MOST_CAPTURING_PASSES} passes in a row captured a graph, so "
         "the times of the last one include a capture"
     )
+
+
+def attention_of(runner: Runner) -> str:
+    """The implementations of a target's attention; if it is torch's, the kernel it chooses."""
+    if isinstance(runner, FusedRunner):
+        kernels, cases = runner.layers.kernels, runner.layers.cases
+        names = {kernels[case.window, case.is_tree].name for case in cases}
+        if names != {USUAL.name}:
+            return ", ".join(sorted(names))
+    config = runner.model.config.get_text_config()
+    heads = field(config, "num_attention_heads") or 1
+    kv_heads = field(config, "num_key_value_heads") or heads
+    size = field(config, "head_dim") or runner.hidden_size // heads
+    backend = attention_backend(
+        runner.device, runner.dtype, num_heads=heads, num_kv_heads=kv_heads, head_dim=size
+    )
+    # Soft-capping or sinks may be in only some layers.
+    names = {PlainAttention.name if plain else backend for plain in are_plain(runner.model)}
+    return ", ".join(sorted(names)) or backend
 
 
 class _Setting(NamedTuple):
@@ -167,7 +187,7 @@ class BuiltinEngine(InstrumentedEngine):
             graph=graph_kind(launched) if self._pool.device.type == "cuda" else "off",
             num_captures=graphs.num_captures if graphs else None,
             capture_s=graphs.capture_s if graphs else None,
-            attention=self._attention(),
+            attention=attention_of(self._runner),
             kernels=tuple(self._kernels.autotuner.choices.values()),
             quantization=self._target.quantization,
             notes=(
@@ -177,22 +197,6 @@ class BuiltinEngine(InstrumentedEngine):
                 *self._kernels.notes,
             ),
             max_k=dict(self._drafters.max_ks),
-        )
-
-    def _attention(self) -> str:
-        """The implementation of the target's attention; if it is torch's, the kernel it chooses."""
-        runner = self._runner
-        if isinstance(runner, FusedRunner):
-            kernels, cases = runner.layers.kernels, runner.layers.cases
-            names = {kernels[case.window, case.is_tree].name for case in cases}
-            if names != {USUAL.name}:
-                return ", ".join(sorted(names))
-        config = runner.model.config.get_text_config()
-        heads = field(config, "num_attention_heads") or 1
-        kv_heads = field(config, "num_key_value_heads") or heads
-        size = field(config, "head_dim") or runner.hidden_size // heads
-        return attention_backend(
-            runner.device, runner.dtype, num_heads=heads, num_kv_heads=kv_heads, head_dim=size
         )
 
     def add_drafter(self, drafter: DrafterSpec) -> ModelIdentity | None:

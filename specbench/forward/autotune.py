@@ -25,6 +25,7 @@ from torch import Tensor
 
 from specbench import __version__
 from specbench.errors import ModelError
+from specbench.forward.attention.stock import pinned_attention
 from specbench.models.library_errors import failure_reason, is_temporary
 from specbench.models.library_output import report_progress
 from specbench.records import Contender, KernelChoice
@@ -212,7 +213,8 @@ class Autotuner:
                     f"here: {reason}; restore what it needs and resume, or start a new run"
                 )
             known = None
-        made = known or _tuned(key, usable, subject, tune)
+        with pinned_attention(device):  # as in rounds
+            made = known or _tuned(key, usable, subject, tune)
         contenders = (  # today's reason, since Triton may be installed now and lack a compiler
             replace(contender, refusal=refusals.get(contender.name) or contender.refusal)
             if contender.refusal

@@ -220,7 +220,6 @@ def _head_norm(config: Any, attention: Any) -> Tensor | None:
 
 def _window(config: Any, attention: Any) -> int | None:
     """The window of the model (Mistral) or the layer (Qwen), in tokens; None: no limit."""
-    if config.model_type == "mistral":
-        window: int | None = config.sliding_window
-        return window
-    return getattr(attention, "sliding_window", None)
+    is_windowed = config.model_type == "mistral" or getattr(attention, "sliding_window", None)
+    window: int | None = config.sliding_window if is_windowed else None
+    return window

@@ -135,13 +135,6 @@ class Runner(Protocol):
         """A field of the language model's config as its file has it; None if it is missing."""
         return self.model.config.get_text_config().to_dict().get(name)
 
-    def keys_values(
-        self, layer: int, num_rows: int, span: int, *, first_row: int = 0
-    ) -> tuple[Tensor, Tensor] | None:
-        """Keys and values [B, N, S, D] in the first `span` slots of adjacent rows, as views; None
-        before the first forward. `layer` stores its own."""
-        ...
-
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """The model's embedding of tokens [B, T, F], before any scaling by its forward."""
         ...
@@ -191,7 +184,6 @@ class StockRunner(Runner):
         self._cache_class = slot_cache_class(model)
         self._num_cached_layers = self.num_layers  # first layers share the slots of all
         self._slots = _RunnerCache(self._new_cache(0, 0))
-        self.whole_masks = whole_masks
         self._masks = StockMasks(
             self.config, self.dtype, has_states=self._has_states, are_whole=whole_masks
         )
@@ -237,18 +229,13 @@ class StockRunner(Runner):
         states = self.cache.states
         return states is None or states.has_state(row, num_tokens)
 
-    def keys_values(
-        self, layer: int, num_rows: int, span: int, *, first_row: int = 0
-    ) -> tuple[Tensor, Tensor] | None:
-        return self.cache.keys_values(layer, num_rows, span, first_row)
-
     def embed(self, tokens_BT: Tensor) -> Tensor:
         states_BTF: Tensor = self.model.get_input_embeddings()(tokens_BT)
         return states_BTF
 
     def logits(self, states_BTF: Tensor) -> Tensor:
         logits_BTV: Tensor = self.model.get_output_embeddings()(states_BTF)
-        return logits_BTV
+        return logits_BTV.to(states_BTF.device)  # a device_map may place the head elsewhere
 
     def first_layers(self, num_layers: int) -> Self:
         first = copy(self)
@@ -300,7 +287,8 @@ class StockRunner(Runner):
             # [B, B, V]: position last_B[j] of row i; only the diagonal is needed
             logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
         states = (*(out.hidden_states or ()), *norm_inputs)
-        return Output(logits, tuple(states[i] for i in features))
+        # Inputs of the norm are not moved by a device_map, as the outputs of the model are.
+        return Output(logits, tuple(states[i].to(tokens_BT.device) for i in features))
 
     def _logits_argument(self, last_B: Tensor | None) -> dict[str, Any]:
         """The argument that limits logits to `last_B`; {} for models without it (Qwen2-Audio)."""

@@ -7,6 +7,7 @@ attention.
 """
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -71,13 +72,15 @@ def make_checked_runner(
         if reason is None:
             try:
                 fused = FusedRunner(model)
-                reason = _difference(fused, tokens_BT, plain)
+                reason = _difference(fused, tokens_BT, plain) or _short_reach_failure(
+                    partial(FusedRunner, model), model, tokens_BT
+                )
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 reason = failure_reason(error)
             if reason is None:
-                return fused, _window_notes(model)
+                return fused, ()
         if forward == "fused":
             raise ModelError(
                 f"{type(model).__name__} cannot run with the fused forward: {reason}; "
@@ -86,8 +89,9 @@ def make_checked_runner(
         notes = (f"stock forward instead of the fused one: {reason}",)
     stepped = _stepped_logits(model, tokens_BT) if state_layers(model) else plain
     for whole_masks in (False, True):  # the code of some models modifies masks
-        stock = StockRunner(model, whole_masks=whole_masks)
-        reason = _failure(stock, tokens_BT, stepped) or _short_reach_failure(stock, tokens_BT)
+        make = partial(StockRunner, model, whole_masks=whole_masks)
+        stock = make()
+        reason = _failure(stock, tokens_BT, stepped) or _short_reach_failure(make, model, tokens_BT)
         if reason is None:
             if stock.most_drafts is not None:
                 stock.continues = _failure(stock, tokens_BT, plain, _two_chunks) is None
@@ -95,12 +99,13 @@ def make_checked_runner(
     raise ModelError(f"{type(model).__name__}: {reason}{_position_hint(model)}; {ELSEWHERE}")
 
 
-def _short_reach_failure(stock: StockRunner, tokens_BT: Tensor) -> str | None:
-    """The failure with windows and chunks so short that the few tokens of the test exceed them.
+def _short_reach_failure(make: Callable[[], Runner], model: Any, tokens_BT: Tensor) -> str | None:
+    """The failure of a runner with windows and chunks so short that the few tokens of the test
+    exceed them.
 
     It detects models whose code ignores the window in their config.
     """
-    config = stock.config
+    config = model.config.get_text_config()
     reaches = {name: field(config, name) for name in _REACH_FIELDS}
     longer = {name: reach for name, reach in reaches.items() if reach and reach > _SHORT_REACH}
     if not longer:
@@ -108,10 +113,8 @@ def _short_reach_failure(stock: StockRunner, tokens_BT: Tensor) -> str | None:
     for name in longer:
         setattr(config, name, _SHORT_REACH)
     try:
-        crossed = StockRunner(stock.model, whole_masks=stock.whole_masks)
-        expected = (_stepped_logits if state_layers(stock.model) else _plain_logits)(
-            stock.model, tokens_BT
-        )
+        crossed = make()
+        expected = (_stepped_logits if state_layers(model) else _plain_logits)(model, tokens_BT)
         reason = _failure(crossed, tokens_BT, expected)
     finally:
         for name, reach in longer.items():
@@ -242,14 +245,6 @@ def distance(got_TV: Tensor, expected_TV: Tensor) -> Tensor:
     difference_TV = got_TV.double() - expected_TV.double()
     spread = expected_TV.double().std().clamp(min=1e-6)
     return difference_TV.square().mean(-1).sqrt().max() / spread
-
-
-def _window_notes(model: Any) -> tuple[str, ...]:
-    """A note if the self-test is too short to exceed the model's window."""
-    window = getattr(model.config.get_text_config(), "sliding_window", None)
-    if window is None or window < max(_LENGTHS):
-        return ()
-    return (f"the self-test is shorter than the sliding window of {window} tokens",)
 
 
 # Tokens of a row: only their keys and values; in a separate forward; in one for both rows.

@@ -129,6 +129,7 @@ _ADVICE = {
 }
 # transformers names the page of the license; a user who has accepted it still needs to log in.
 _GATED = re.compile(r"gated repo[^:]*?(https?://[^\s'\"]*[^\s'\".])")
+_UNREACHED = ("connect", "offline", "local directory", "local_files_only")
 _PROGRAMMING = (LookupError, AttributeError, TypeError, AssertionError)
 
 
@@ -140,11 +141,11 @@ def load_advice(error: Exception) -> str:
     for words, advice in _ADVICE.items():
         if words in message:
             return advice
-    if "local" in text or "connect" in text or "offline" in text.lower():
-        return f"{text}; download it once with `hf download`, or give a folder (./my-model)"
     # The library does not check the values in its files, or says which of them contradict.
     if isinstance(error, _PROGRAMMING) or "alidation error" in text:
         return f"{text}; a value in its files is not what it should be: download it again"
+    if any(words in text.lower() for words in _UNREACHED):
+        return f"{text}; download it once with `hf download`, or give a folder (./my-model)"
     return text
 
 

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -331,9 +330,7 @@ def _loaded(
 def _num_parameters(model: Any, spec: ModelSpec, stored: str | None) -> int:
     """The number of parameters in the config: quantized formats pack several into one number."""
     if stored is not None:
-        config = copy(model.config)
-        del config.quantization_config
-        model = make_skeleton(config, model.dtype, trust_remote_code=spec.trust_remote_code)
+        model = load_skeleton(spec, "float32")  # of any dtype, since only numbers are counted
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.fit.weights import planned_dtype as dtype_of
 from specbench.forward.self_test import make_checked_runner
 from specbench.models import loading
+from specbench.models.library_errors import load_advice
 from specbench.models.loading import load_model, planned_dtype, refusing
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 from tests.tiny_models import change_json, spec_of
@@ -330,6 +332,23 @@ def test_missing_weights_are_named_by_their_file(folder, content, words):
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=words):
         load_model(spec_of(folder), CPU)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unreached"),
+    [
+        (OSError("We couldn't connect to 'https://hub' to load the files"), True),
+        (OSError("Cannot find it; to enable downloads, set 'local_files_only' to False."), True),
+        (ConnectionError("offline mode is enabled"), True),
+        (OSError("Can't load it: make sure you don't have a local directory of that name"), True),
+        (OSError(errno.EIO, "Input/output error", "/usr/local/models/big"), False),
+        (ValueError("layers are 'global' and 'local_attention'"), False),
+        (AttributeError("'Config' object has no attribute 'rope_local_base_freq'"), False),
+    ],
+    ids=str,
+)
+def test_a_download_is_advised_only_if_the_hub_was_not_reached(error, is_unreached):
+    assert ("`hf download`" in load_advice(error)) is is_unreached
 
 
 def test_a_model_beyond_the_memory_is_refused_with_what_is_smaller():

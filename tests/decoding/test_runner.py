@@ -9,6 +9,7 @@ import transformers
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from specbench.errors import ModelError
 from specbench.forward.attention.masks import additive_mask, visible
@@ -18,6 +19,7 @@ from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
 from specbench.forward.tree import StaticTree, branches_of
 from specbench.records import Request
 from specbench.topology import Topology
+from tests.decoding.fake_cuda import DEVICE, fake_cuda
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,
@@ -127,6 +129,38 @@ def test_features_are_the_requested_hidden_states(runner: Runner) -> None:
 
     for feature, index in zip(out.features, (0, 2, 1), strict=True):
         torch.testing.assert_close(feature, plain.hidden_states[index], **CLOSE)
+
+
+def spread_llama() -> Any:
+    """A model whose last layer, norm and head are on a second device, moving tensors as accelerate
+    does for a device_map: inputs to each part, outputs only to the device of the first input."""
+    model, second = tiny_llama(), torch.device("cuda:1")
+
+    def moved(values: Any, device: torch.device) -> Any:
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
+
+    for part in (model.model.layers[1], model.model.norm, model.lm_head):
+        for module in part.modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                setattr(module, name, torch.nn.Parameter(weight.to(second), requires_grad=False))
+        part.register_forward_pre_hook(
+            lambda _, args, kwargs: moved((args, kwargs), second), with_kwargs=True
+        )
+    model.register_forward_hook(lambda _, args, out: moved(out, DEVICE))  # noqa: ARG005
+    return model
+
+
+def test_outputs_of_a_model_on_several_devices_are_on_the_device_of_its_inputs() -> None:
+    with fake_cuda():
+        with DEVICE:
+            runner = StockRunner(spread_llama())
+        runner.allocate(1, 64)
+        positions_1T = torch.arange(4, device=DEVICE)[None]
+        before_norm = runner.num_layers + 1
+        out = runner.forward(positions_1T, positions_1T, 64, features=(0, 2, before_norm))
+        logits = runner.logits(out.features[1])
+
+        assert {t.device for t in (out.logits, *out.features, logits)} == {DEVICE}
 
 
 @torch.no_grad()

@@ -159,6 +159,8 @@ def tiny_family(name, **changes):
         (ForgetsTheBias, lambda: tiny_family("Qwen2")),
         (ForgetsTheHeadNorm, lambda: tiny_family("Qwen3")),
         (ForgetsTheWindow, lambda: tiny_family("Mistral + window", sliding_window=8)),
+        (ForgetsTheWindow, lambda: tiny_family("Mistral + window", sliding_window=4096)),
+        (ForgetsTheWindow, lambda: tiny_family("Qwen2 + window", sliding_window=4096)),
         (SeesTooMuch, lambda: tiny_family("Llama")),
         (WritesToTheFirstRows, lambda: tiny_family("Llama")),
         (NeverWritesAgain, lambda: tiny_family("Llama")),
@@ -233,10 +235,8 @@ def test_a_model_that_runs_out_of_memory_in_the_self_test_is_not_called_faulty()
         make_checked_runner(model)
 
 
-@pytest.mark.parametrize(("window", "is_said"), [(8, False), (9, True), (4096, True)])
-def test_a_window_longer_than_the_self_test_gets_a_note(window, is_said):
-    config = ARCHITECTURES["Mistral + window"]()
-    config.sliding_window = window
-    _, notes = make_checked_runner(build(config))
-    expected = (f"the self-test is shorter than the sliding window of {window} tokens",)
-    assert notes == (expected if is_said else ())
+def test_a_window_that_no_layer_has_changes_nothing():
+    model = tiny_llama()
+    model.config.sliding_window = 4096
+    runner, notes = make_checked_runner(model)
+    assert (runner.kind, notes) == ("fused", ())

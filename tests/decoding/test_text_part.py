@@ -23,6 +23,7 @@ from specbench.errors import ModelError
 from specbench.fit.loaded_tensors import loaded_difference
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.forward.self_test import make_checked_runner
+from specbench.models import loading
 from specbench.models.loading import LoadedModel, load_model
 from specbench.models.parts import keep_text_part, text_class
 from tests.decoding.models import SHAPE, plain_logits
@@ -95,6 +96,15 @@ def test_dropped_vision_modules_count_neither_as_parameters_nor_as_bytes(
     towers = (whole[0].model.vision_tower, whole[0].model.multi_modal_projector)
     gone = sum(p.numel() for tower in towers for p in tower.parameters())
     assert loaded.num_parameters == sum(p.numel() for p in whole[0].parameters()) - gone
+
+
+def test_dropped_vision_modules_do_not_count_as_parameters_of_packed_weights(
+    whole: tuple[Any, Path], loaded: LoadedModel
+) -> None:
+    model = deepcopy(loaded.model)
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    counted = loading._num_parameters(model, spec_of(whole[1]), "gptq")
+    assert counted == loaded.num_parameters
 
 
 @pytest.mark.parametrize("shown", [pytest.param(True, id="files"), pytest.param(False, id="built")])

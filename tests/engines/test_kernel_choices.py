@@ -19,6 +19,7 @@ from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError, UsageError
 from specbench.forward import autotune
 from specbench.forward.attention.candidates import BY_NAME
+from specbench.forward.attention.stock import PREFERRED
 from specbench.forward.autotune import (
     Autotuner,
     KernelCandidate,
@@ -293,6 +294,35 @@ def test_a_choice_is_stored_unless_a_failure_may_pass(error, is_temporary, at_ca
         return autotune.autotune(candidates, [()], lambda *_: None, timing)
 
     assert num_tunings(tune, monkeypatch) == (2 if is_temporary else 1)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("Gemma2 + window", "plain"),  # soft-capping
+        ("Gemma3 + window", "flash_attention"),  # the same field, without a value
+        ("GPT-OSS + window", "plain"),  # sinks
+        ("Phi3", "flash_attention"),
+    ],
+)
+def test_the_recorded_attention_is_plain_if_no_kernel_of_torch_supports_it(architecture, name):
+    assert builtin.attention_of(StockRunner(build(ARCHITECTURES[architecture]()))) == name
+
+
+def test_candidates_are_tried_with_the_torch_kernels_of_rounds(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "card")
+    orders = []
+
+    def tune():
+        orders.append(torch._C._get_sdp_priority_order())
+        return "sound", [Contender(name="sound", seconds=1.0)]
+
+    autotuner = Autotuner(round_timing(Clock(), None))
+    autotuner.choose("work", torch.device("cuda:0"), ("fact",), {"sound": None}, tune)
+
+    preferred = [int(backend) for backend in PREFERRED]
+    assert orders[0][: len(preferred)] == preferred
+    assert torch._C._get_sdp_priority_order()[: len(preferred)] != preferred
 
 
 def test_a_choice_is_not_stored_if_a_candidate_took_too_long(monkeypatch):

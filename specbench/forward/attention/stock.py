@@ -75,6 +75,17 @@ def slot_attention(
     return out.reshape(B, H, T, -1).transpose(1, 2).contiguous(), None  # AfMoE calls view()
 
 
+def are_plain(model: nn.Module) -> list[bool]:
+    """Whether `slot_attention` computes a layer explicitly, by layer; empty if no layer of the
+    model's class can have soft-capping or sinks."""
+    return [
+        getattr(module, name) is not None
+        for module in model.modules()
+        for name in ("attn_logit_softcapping", "sinks")
+        if hasattr(module, name)
+    ]
+
+
 def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
 ) -> Tensor:
@@ -131,7 +142,7 @@ def attention_backend(
     """The name of the torch backend that a forward of one row and `num_tokens` tokens uses.
 
     Torch chooses it from empty tensors of the decoder's shapes, without computing. It does not
-    apply to layers with soft-capping or sinks, which `slot_attention` computes explicitly.
+    apply to the layers of `are_plain`.
     """
 
     def empty(*shape: int) -> torch.Tensor:
