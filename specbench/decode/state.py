@@ -84,7 +84,7 @@ class State:
         self.budget_B[source].zero_()
 
     def positions(self, first: int, count: int) -> Tensor:
-        """The `count` positions [B, count] that start at length + `first`, which is at least -1.
+        """The `count` positions [B, count] that start at length + `first`.
 
         They are not clipped. ValueError if they are more than FURTHEST away from the length.
         """

@@ -55,30 +55,23 @@ def verify(
     """
     tree, probs = proposal.tree, proposal.probs
     if probs is None:
-        target_BN = sampler.pick(logits_BNV, seed_B, positions_BN)
-        if tree is None:
-            return _match(proposal, target_BN)
-        return _match_tree(proposal, tree, target_BN)
+        return accept_matching(proposal, sampler.pick(logits_BNV, seed_B, positions_BN))
     if tree is None:
         return _reject(proposal, probs, sampler.probs(logits_BNV), seed_B, positions_BN)
     return _reject_tree(proposal, tree, probs, logits_BNV, sampler, seed_B, positions_BN)
 
 
-def _match(proposal: Proposal, target_BT: Tensor) -> Verdict:
-    """Sample the target's token at every position; accept the leading drafts that are equal to it.
+def accept_matching(proposal: Proposal, target_BN: Tensor) -> Verdict:
+    """Accept the longest path of drafts that equals the target's token after each node.
 
     This is lossless for any drafts that do not depend on the target's noise: every emitted token
-    is sampled from the target, given exactly the tokens emitted before it.
+    is sampled from the target, given exactly the tokens emitted before it. Nodes of a tree at the
+    same position share their noise, but only one of them can be on the path.
     """
-    equal_BK = proposal.tokens_BK == target_BT[:, :-1]
-    return Verdict(_count_leading(equal_BK).minimum(proposal.num_drafted_B), target_BT)
-
-
-def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
-    """Match all paths in one pass; accept the longest one that equals the target's samples.
-
-    Nodes at the same position share their noise, but only one of them can be on the path.
-    """
+    tree = proposal.tree
+    if tree is None:
+        equal_BK = proposal.tokens_BK == target_BN[:, :-1]
+        return Verdict(_count_leading(equal_BK).minimum(proposal.num_drafted_B), target_BN)
     equal_BK = proposal.tokens_BK == target_BN.gather(1, tree.parents_BK)
     accepted_BK = equal_BK & tree.is_active_BK
     leaf_B = _deepest(torch.cat([torch.ones_like(accepted_BK[:, :1]), accepted_BK], 1), tree)
@@ -109,9 +102,9 @@ def _reject(
 
     # If all drafts that the budget allows were accepted, the next token is sampled from p itself.
     at_B11 = num_accepted_B[:, None, None]
-    q_BV = _gather_at(draft_BKV, at_B11.clamp(max=draft_BKV.shape[1] - 1))
+    q_BV = draft_BKV.take_along_dim(at_B11.clamp(max=draft_BKV.shape[1] - 1), 1)[:, 0]
     is_refused_B1 = (num_accepted_B < proposal.num_drafted_B)[:, None]
-    left_BV = _residual(_gather_at(target_BTV, at_B11), q_BV, is_refused_B1)
+    left_BV = _residual(target_BTV.take_along_dim(at_B11, 1)[:, 0], q_BV, is_refused_B1)
     next_position_B1 = positions_BT.gather(1, num_accepted_B[:, None])
     next_B1 = draw(left_BV[:, None], seed_B, next_position_B1, Purpose.TARGET)
     tokens_BT = torch.cat([drafts_BK, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
@@ -154,8 +147,8 @@ def _reject_tree(
     leaf_B = _deepest(accepted_BN, tree)
 
     leaf_B1, place_B1 = leaf_B[:, None], families.places_N[leaf_B][:, None]
-    own_BV = sampler.probs(_gather_at(logits_BNV, leaf_B1[..., None]))
-    refused_BV = _gather_at(left_BIV, place_B1.clamp(min=0)[..., None])
+    own_BV = sampler.probs(logits_BNV.take_along_dim(leaf_B1[..., None], 1)[:, 0])
+    refused_BV = left_BIV.take_along_dim(place_B1.clamp(min=0)[..., None], 1)[:, 0]
     p_BV = torch.where(place_B1 < 0, own_BV, refused_BV)
     next_B1 = draw(p_BV[:, None], seed_B, positions_BN.gather(1, leaf_B1), Purpose.TARGET)
     return path_verdict(proposal, tree, leaf_B, next_B1)
@@ -206,7 +199,3 @@ def _residual(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
 def _count_leading(accepted_BK: Tensor) -> Tensor:
     """The number [B] of True before the first False."""
     return accepted_BK.cumprod(1).sum(1)
-
-
-def _gather_at(x_BTV: Tensor, index_B11: Tensor) -> Tensor:
-    return x_BTV.gather(1, index_B11.expand(-1, 1, x_BTV.shape[-1]))[:, 0]

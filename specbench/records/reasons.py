@@ -478,7 +478,8 @@ class Kind(StrEnum):
     )
     FARTHEST = (
         "farthest",
-        "farthest at token {position}: total variation {distance:.3f}, and {floor:.3f} by chance",
+        "farthest at position {position}: total variation {distance:.3f}, and {floor:.3f} by "
+        "chance",
     )
     SHOULD_KEEP = (
         "should_keep",

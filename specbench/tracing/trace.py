@@ -19,12 +19,12 @@ from specbench.decode.round import propose
 from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
+from specbench.decode.verifier import accept_matching
 from specbench.engines.engine import Engine
 from specbench.errors import UsageError
 from specbench.footprint import rounded_up
 from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.runner import Runner
-from specbench.forward.tree import Tree
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.forecasts import Drafting
 
@@ -93,21 +93,21 @@ class ProposalMatches:
         self, starts: list[int], proposal: Proposal, length_B1: Tensor, text_C: Tensor, size: int
     ) -> None:
         """Add the proposals of rows at `starts`; the text has `size` tokens."""
-        left_B = size - 1 - length_B1[:, 0]
-        drafted_B = proposal.num_drafted_B
-        if proposal.tree is not None:
-            limit_B = torch.full_like(left_B, proposal.depth).minimum(left_B)
-            equal_B = _equal_in_tree(proposal, proposal.tree, length_B1, text_C)
-        else:
-            limit_B = drafted_B.minimum(left_B)
-            equal_B = _equal_in_chain(proposal, length_B1, text_C).minimum(limit_B)
+        depths_BN = torch.arange(proposal.depth + 1, device=text_C.device)[None]
+        depth_B = drafted_B = proposal.num_drafted_B
+        if (tree := proposal.tree) is not None:
+            depths_BN = tree.depths_BN
+            depth_B = (depths_BN[:, 1:] * tree.is_active_BK).amax(1)
+        limit_B = depth_B.minimum(size - 1 - length_B1[:, 0])
+        text_BN = text_C[length_B1 + depths_BN + 1]  # the token after each node
+        equal_B = accept_matching(proposal, text_BN).num_accepted_B.minimum(limit_B)
         columns = zip(starts, drafted_B.tolist(), limit_B.tolist(), equal_B.tolist(), strict=True)
         for start, drafted, limit, equal in columns:
             self.num_drafted[start] = drafted
             self.limit[start] = limit
             self.num_equal[start] = equal
         if proposal.probs is not None:
-            tokens_BK1 = _expected(proposal, length_B1, text_C).clamp(min=0)[..., None]
+            tokens_BK1 = text_BN[:, :-1, None].clamp(min=0)
             probs_BK = proposal.probs.gather(-1, tokens_BK1)[..., 0]
             self.draft_probs |= dict(zip(starts, probs_BK.tolist(), strict=True))
 
@@ -142,28 +142,6 @@ def refuse_drawn_tree(name: str, proposal: Proposal) -> None:
             f"{name} samples its draft tree from its distribution at this temperature, which "
             "cannot be traced; measure it, or forecast it at temperature 0"
         )
-
-
-def _expected(proposal: Proposal, length_B1: Tensor, text_C: Tensor) -> Tensor:
-    """The token of the text at the position of each draft token [B, K]."""
-    if proposal.tree is not None:
-        return text_C[length_B1 + proposal.tree.depths_BN[:, 1:]]
-    depths_K = torch.arange(1, proposal.tokens_BK.shape[1] + 1, device=text_C.device)
-    return text_C[length_B1 + depths_K]
-
-
-def _equal_in_chain(proposal: Proposal, length_B1: Tensor, text_C: Tensor) -> Tensor:
-    """The number of leading draft tokens that equal the text [B]."""
-    equal_BK = proposal.tokens_BK == _expected(proposal, length_B1, text_C)
-    return equal_BK.cumprod(1).sum(1)
-
-
-def _equal_in_tree(proposal: Proposal, tree: Tree, length_B1: Tensor, text_C: Tensor) -> Tensor:
-    """The depth of the deepest node whose whole path equals the text [B]."""
-    equal_BK = proposal.tokens_BK == _expected(proposal, length_B1, text_C)
-    accepted_BK = equal_BK & tree.is_active_BK
-    accepted_BN = torch.cat([torch.ones_like(accepted_BK[:, :1]), accepted_BK], 1)
-    return (tree.depths_BN * tree.reached(accepted_BN)).amax(1)
 
 
 MOST_ROWS = 128

@@ -121,7 +121,9 @@ class Distance:
     prompts. It is above 0 for every finite sample.
     """
 
-    position: Annotated[int, Doc("in the output, from 0")]
+    position: Annotated[
+        int, Doc("in the output, from 0; in characters for a server without token ids")
+    ]
     total_variation: Annotated[
         float,
         Doc("from the target's distribution, or from K = 0 if that was the reference"),

@@ -327,9 +327,10 @@ def describe_divergence(divergence: Divergence, not_scored_because: str = "") ->
     """The position of a divergence, and the distance of its tokens from the target's best, or why
     the target's logits were not computed.
     """
+    is_text = str in (type(divergence.expected), type(divergence.found))
     place: dict[str, Figure] = {
         "prompt": divergence.prompt_id,
-        "unit": "character" if isinstance(divergence.expected, str) else "token",
+        "unit": "character" if is_text else "token",
         "position": divergence.position,
     }
     if divergence.expected is None:

@@ -63,7 +63,7 @@ class ReferenceModel:
             logits_1TV = self._forward(tokens_1T[:, begin:end], begin, last_1)
             if begin >= first:
                 self._cached_prompt = tuple(prompt_ids)
-                yield _checked(logits_1TV[0])
+                yield _checked(logits_1TV[0, : len(output_ids)])  # none for an empty output
 
     def logits_of_texts(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
         """The index of a text and the logits [<= 512, V] of its next tokens; texts in any order.

@@ -52,7 +52,7 @@ def false_alarm_note(findings: Sequence[Finding]) -> str:
         return ""
     return (
         f"p is adjusted for the {num_tests} tests of this call (Holm): below {FALSE_ALARM:g} is "
-        f"a fault; a sound engine triggers it in {FALSE_ALARM:.1%} of calls."
+        f"a fault; a sound engine triggers it in at most {FALSE_ALARM:.1%} of calls."
     )
 
 

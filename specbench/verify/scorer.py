@@ -78,13 +78,12 @@ class TextScorer:
                 first = self._reference.divergence(*named, baseline[i], text)
                 if first is None:
                     continue
-            departures = self._reference.departures(*named, text)
+            end = _wrong_end(text, prompt.max_new_tokens, eos_ids)
+            departures = self._reference.departures(*named, text[:end])
             if first is not None:
                 departures = [first, *(d for d in departures if d.position > first.position)]
-            if not _ends_well(text, prompt.max_new_tokens, eos_ids):
-                end = _end(text, prompt.max_new_tokens, eos_ids)
-                if not departures or departures[-1].position < end:  # otherwise it is listed
-                    departures.append(self._reference.ending(*named, text, end))
+            if end is not None and (first is None or first.position < end):
+                departures.append(self._reference.ending(*named, text, end))
             divergences += departures
         return GreedyEvidence(
             subject=subject,
@@ -114,7 +113,7 @@ class TextScorer:
         for group in self._groups(answers, num_tokens):
             scored_group = []
             for prompt, text, counted in group:
-                if not _ends_well(text, prompt.max_new_tokens, eos_ids):
+                if _wrong_end(text, prompt.max_new_tokens, eos_ids) is not None:
                     wrongly_ended.append(prompt.id)
                 noise = np.random.default_rng((self._seed, len(scored)))
                 scored_group.append(_ScoredText(prompt, counted, sampling, noise, tally))
@@ -179,7 +178,8 @@ class _ScoredText:
     def add(self, logits_NV: Tensor) -> None:
         """Score the next tokens by the target's logits for them."""
         begin, self._begin = self._begin, self._begin + len(logits_NV)
-        tokens_N = torch.tensor(self._text[begin : self._begin], device=logits_NV.device)
+        text = self._text[begin : self._begin]
+        tokens_N = torch.tensor(text, dtype=torch.long, device=logits_NV.device)
         probs_NV = token_distribution(logits_NV, self._sampling)
         if self._tally is not None:
             self._tally.add(self._prompt.id, begin, probs_NV.cpu().numpy(), tokens_N.cpu().numpy())
@@ -201,14 +201,9 @@ def _gather_tokens(is_allowed_NV: Tensor, tokens_N: Tensor) -> Tensor:
     return is_allowed_NV.gather(1, tokens_N[:, None])[:, 0]
 
 
-def _ends_well(text: Sequence[int], max_new_tokens: int, eos_ids: Collection[int]) -> bool:
-    """Whether the only end-of-text token is the last one, or the text has all requested tokens."""
-    if any(token in eos_ids for token in text[:-1]) or len(text) > max_new_tokens:
-        return False
-    return len(text) == max_new_tokens or text[-1] in eos_ids
-
-
-def _end(text: Sequence[int], max_new_tokens: int, eos_ids: Collection[int]) -> int:
-    """The number of tokens up to the correct end of the text."""
-    ends = (i + 1 for i, token in enumerate(text) if token in eos_ids)
-    return min(next(ends, len(text)), max_new_tokens, len(text))
+def _wrong_end(text: Sequence[int], max_new_tokens: int, eos_ids: Collection[int]) -> int | None:
+    """The number of tokens up to the correct end of a longer text, or of one that stops early; None
+    if it ends with its first end-of-text token or with the last requested token."""
+    ends = (i + 1 for i, token in enumerate(text[:max_new_tokens]) if token in eos_ids)
+    end = next(ends, max_new_tokens)
+    return None if len(text) == end else min(end, len(text))

@@ -119,7 +119,7 @@ GREEDY_TREE_BUGS = {
         "positions_BN = length_B1 + torch.arange(N, device=length_B1.device)",
     ),
     "the token after the leaf's parent": (
-        verifier._match_tree,
+        verifier.accept_matching,
         "target_BN.gather(1, path_BT), path_BT",
         "target_BN.gather(1, path_BT).roll(1, 1), path_BT",
     ),

@@ -59,6 +59,18 @@ def test_a_traced_tree_is_followed_along_the_text():
     assert matches.num_drafted == {0: 5, 3: 6}
 
 
+def test_a_level_of_a_tree_without_drafts_is_not_rejected():
+    """0 -> 11 -> 12; the second node is inactive in the first row, both are in the second."""
+    parents_BK = torch.tensor([[0, 1]]).expand(2, -1)
+    seen_BNN, depths_BN = ancestors_of(parents_BK, 2)
+    is_active_BK = torch.tensor([[True, False], [False, False]])
+    tree = Tree(parents_BK, depths_BN, seen_BNN, is_active_BK, 2)
+    drafts = torch.tensor([[11, 12], [14, 7]])
+    matches = added(Proposal(drafts, is_active_BK.sum(1), None, tree))
+
+    assert chances(matches) == [(1.0,), ()]
+
+
 def test_a_sampled_chain_has_the_probabilities_of_the_texts_tokens():
     probs = torch.full((2, 3, 16), 0.01)
     probs[0, 0, 11], probs[0, 1, 12], probs[0, 2, 13], probs[1, 0, 14] = 0.2, 0.9, 0.0, 0.3

@@ -4,6 +4,7 @@ Shape suffixes: B rows, T tokens, F the head's states.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import Recorder, run_rounds
 from tests.drafters.plain_heads import PlainEagle, PlainEagle3
 from tests.training.tiny_target import METHODS, VOCAB_SIZE, lab
-from tools.training.student import ChainStudent, open_student
+from tools.training.student import Agreement, ChainStudent, measure_acceptance, open_student
 
 DEPTH = 4
 
@@ -47,6 +48,15 @@ def test_training_logits_equal_the_reference_at_every_depth(method, plain):
             torch.testing.assert_close(
                 logits_TV[current - 1 + depth], expected_V, rtol=2e-3, atol=2e-3
             )
+
+
+def test_a_position_that_no_text_reaches_has_no_acceptance():
+    counts = Agreement(torch.tensor([4, 2, 0]), torch.tensor([3, 0, 0]))
+    fakes = SimpleNamespace(agreement=lambda *_: counts, lesson=lambda batch: batch)
+
+    acceptance = measure_acceptance(fakes, fakes, [None], depth=3)
+
+    assert (acceptance.per_position, acceptance.contexts) == ((0.75, 0.0), 4)
 
 
 @pytest.mark.sampled(one_in=3)

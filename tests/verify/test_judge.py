@@ -94,6 +94,10 @@ PLACE = {"prompt": "chat/p1", "unit": "token", "position": 3}
         ),
         (divergence(None, found=None), Kind.STOPS_EARLY(**PLACE)),
         (divergence(None, expected=None), Kind.RUNS_PAST(**PLACE)),
+        (
+            divergence(None, expected=None, found="more"),
+            Kind.RUNS_PAST(**{**PLACE, "unit": "character"}),
+        ),
     ],
 )
 def test_a_divergence_beyond_rounding_is_a_mismatch_and_listed_first(

@@ -102,8 +102,11 @@ def test_a_text_may_end_with_eos_or_with_the_last_requested_token(text):
 @pytest.mark.parametrize(
     ("text", "position", "kind"),
     [
+        ((), 0, Kind.STOPS_EARLY),
         ((BEST, BEST), 2, Kind.STOPS_EARLY),
         ((BEST, EOS, BEST, BEST), 2, Kind.RUNS_PAST),
+        ((BEST, EOS, WORSE, BEST), 2, Kind.RUNS_PAST),  # and a tie after the end
+        ((BEST, EOS, BEST, WORSE), 2, Kind.RUNS_PAST),
         ((BEST,) * (MAX_NEW_TOKENS + 1), MAX_NEW_TOKENS, Kind.RUNS_PAST),
     ],
 )

@@ -121,6 +121,17 @@ def test_evidence_does_not_depend_on_the_batch_size(
     assert len(whole.surprise_N) == 20 - whole.num_outside
 
 
+def test_an_empty_text_of_a_server_has_only_a_wrong_end(reference: ReferenceModel) -> None:
+    empty = AnsweredPrompt(id="empty", prompt_ids=PROMPTS[0], max_new_tokens=8), ()
+    scorer = TextScorer(reference, seed=0)
+    for texts in ([empty], [empty, *pairs()]):
+        num_tokens = sum(len(text) for _, text in texts)
+        evidence = scorer.sampled(SUBJECT, WARM, texts, num_tokens or 1, eos_ids=())
+        assert len(evidence.surprise_N) == num_tokens
+        assert evidence.wrongly_ended[0] == "empty"
+    assert reference.departures("empty", PROMPTS[0], ()) == []
+
+
 def test_each_token_is_located_in_the_targets_distribution(reference: ReferenceModel) -> None:
     """Log-probabilities by the logits of each text by itself, at the given temperature."""
     evidence = read(reference, 64)

@@ -46,7 +46,8 @@ def encode(conversation: CorpusConversation, tokenizer: PreTrainedTokenizerFast)
 
 
 def batches(documents: list[Document], tokens_per_batch: int, dice: Dice) -> list[Batch]:
-    """All documents once, in random order, in batches of about `tokens_per_batch`."""
+    """Full batches of about `tokens_per_batch`, in random order, without documents that are longer
+    than MAX_TOKENS or left over."""
     buckets: dict[int, list[Document]] = {}
     for document in dice.some(documents, len(documents)):
         if len(document.ids) <= MAX_TOKENS:

@@ -302,7 +302,8 @@ class Acceptance:
     """The acceptance of a head's chains on held-out texts.
 
     `per_position[d]`: fraction of contexts whose first d + 1 drafts, each continuing the earlier
-    ones, are all accepted. Contexts are the output tokens with at least d + 1 tokens after them.
+    ones, are all accepted. Contexts are the output tokens with at least d + 1 tokens after them; a
+    position without contexts is left out.
     `ranks` (Medusa): for each head, how often the token of each rank is right.
     """
 
@@ -323,7 +324,7 @@ def measure_acceptance(
     agreements = [student.agreement(teacher.lesson(batch), depth) for batch in batches]
     contexts_D = torch.stack([agreement.contexts_D for agreement in agreements]).sum(0)
     correct_D = torch.stack([agreement.correct_D for agreement in agreements]).sum(0)
-    rates_D = correct_D / contexts_D.clamp(min=1)
+    rates_D = (correct_D / contexts_D)[contexts_D > 0]
     counts = [agreement.ranks for agreement in agreements if agreement.ranks is not None]
     ranks: tuple[tuple[float, ...], ...] = ()
     if counts:

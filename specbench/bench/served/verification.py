@@ -237,6 +237,8 @@ def collect_served_evidence(
     if lossy := [pairing.name for pairing in plan.pairings if pairing.drafter.lossy]:
         reporter.warn(f"{', '.join(lossy)}: only the built-in decoder has the lossy rule")
     plans = list(_served_parts(plan, concurrency))
+    if not plans:
+        return []
     if not running:
         require_startable(plans)
     for warning in server_warnings(running, plans[0].served[0], plans[0].target):

@@ -6,6 +6,7 @@ All noise is seeded. A call in which everything is sound reports a fault with a 
 
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from specbench.bench.planning import plan_run
 from specbench.bench.served.verification import collect_served_evidence
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
-from specbench.records import Kind
+from specbench.records import Kind, LossyRule
 from specbench.verify.evidence import CONTROL
 from specbench.verify.judge import Finding, judge
 from specbench.verify.report import answers, divergence_lines, document, exit_code
@@ -293,6 +294,22 @@ def test_verify_of_servers_needs_one_without_speculation(tiny: Tiny) -> None:
             collect_served_evidence(
                 plan_run(settings, pairings), RecordingWatch(), num_tokens=100, concurrency=1
             )
+
+
+def test_pairings_with_a_lossy_rule_need_no_server(tiny: Tiny) -> None:
+    (pairing,) = load_pairings(tiny.folder / "pairings.yaml").select(("tiny/ngram",))
+    rule = LossyRule(name="threshold", parameters={"single": 0.5})
+    pairing = replace(pairing, drafter=replace(pairing.drafter, lossy=rule))
+    settings = settings_of(
+        pairings=("tiny/ngram",),
+        workloads=(str(tiny.folder / "prompts.jsonl"),),
+        engines=("builtin", "vllm"),
+    )
+    watch = RecordingWatch()
+
+    plan = plan_run(settings, (pairing,))
+    assert collect_served_evidence(plan, watch, num_tokens=100, concurrency=1) == []
+    assert "tiny/ngram" in watch.warnings[0]
 
 
 def test_a_server_that_refuses_is_not_verified_but_the_others_are(tiny: Tiny) -> None:
