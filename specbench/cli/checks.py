@@ -198,6 +198,11 @@ def _require_servers(settings: RunSettings) -> None:
         raise UsageError(
             f"--margin-of-error needs the built-in decoder; for {names} use --restart-cycles"
         )
+    if settings.load.request_rate is not None and len(settings.load.concurrency) > 1:
+        raise UsageError(
+            f"--request-rate needs a single --concurrency for {names}: a server gets requests at "
+            "their times, however many are open"
+        )
     variants = {f"--variant {name}": w for name, w in (settings.servers.variants or {}).items()}
     arguments = {"--engine-args": settings.servers.engine_args, **variants}
     words = (*chain.from_iterable(arguments.values()), *(settings.servers.launch or "").split())
@@ -207,12 +212,12 @@ def _require_servers(settings: RunSettings) -> None:
             "list of processes; set it in the environment, which a started engine inherits "
             f"(VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for specbench's own requests"
         )
+    for word in filter(_SIMULATES.search, words):
+        raise UsageError(
+            f"{word} in the engine's arguments: simulated acceptance would pass for real; use "
+            "--simulate-acceptance of `run` and `sweep-k`, which mark the run"
+        )
     for option, word in ((name, word) for name in arguments for word in arguments[name]):
-        if _SIMULATES.search(word):
-            raise UsageError(
-                f"{word} in the engine's arguments: simulated acceptance would pass for real; use "
-                "--simulate-acceptance of `run` and `sweep-k`, which mark the run"
-            )
         if word.partition("=")[0] in _OURS:
             raise UsageError(
                 f"{word} for the engine: specbench sets the address of a started server; leave "

@@ -26,6 +26,7 @@ MIN_ROUND_S = 1e-3  # mean gap from which joined events are not the client's sch
 BURST_GAP_S, BURST_WAIT = 2e-4, 10.0
 MIN_UNSEEN = 0.2  # of the tokens, if only the delay of the first event shows them
 MIN_EXPLAINED = 0.8  # of that delay, at the pace of the others
+MOST_CHARS = 6.0  # of text per token seen; with more, merged events hold the others
 MIN_AT_FIRST = 0.1  # of the events, joined with the first one
 # Of the answers. A pause of the client joins the events that it hits, so most answers must have
 # BURSTS: a busy machine did it to 27% of them. No pause makes tokens of which no event comes.
@@ -97,7 +98,8 @@ def _fault(request: RequestRecord, k: int) -> tuple[Kind, int, int] | None:
     ):
         return Kind.BURSTS, num_tokens, num_arrivals
     seen = request.num_first + len(gaps_s) * (k + 1) + num_held
-    if request.output_ids or num_tokens - seen < MIN_UNSEEN * num_tokens:
+    is_shown = request.output_ids or len(text) > MOST_CHARS * seen
+    if is_shown or num_tokens - seen < MIN_UNSEEN * num_tokens:
         return None
     gap_s = median_of(compress(gaps_s, arrives))
     if gap_s and ttft_s > MIN_EXPLAINED * gap_s * (num_tokens - seen) / (k + 1):

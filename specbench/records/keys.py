@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 from pydantic_core import SchemaSerializer, core_schema
 
 from specbench.doc import Doc, Key, docs_of
-from specbench.settings import BUILTIN, TRANSFORMERS
+from specbench.settings import BUILTIN, SERVED, TRANSFORMERS
 
 # A length has `most`, the largest number of draft tokens per round; a `label`; a text with the name
 # K; its part of ids of cells; and an `order` with the simpler one first.
@@ -142,7 +142,7 @@ AXES: Mapping[str, Axis] = {
     ),
     "concurrency": Axis(
         "condition.concurrency",
-        "most requests decoded at the same time",
+        "most requests decoded at the same time; no limit of servers with a request rate",
         unit="requests",
         low=1,
         in_id="c{key.condition.concurrency}",
@@ -348,7 +348,9 @@ class Condition:
         if not self.concurrency:
             return ""
         if self.request_rate is not None:
-            return f"up to {self.concurrency} at once, {self.request_rate:g} requests per second"
+            rate = f"{self.request_rate:g} requests per second"
+            # Servers get requests at their times, however many are open.
+            return rate if self.engine in SERVED else f"up to {self.concurrency} at once, {rate}"
         if self.num_samples > 1:
             return f"best of {self.num_samples} samples"
         if self.concurrency == 1:

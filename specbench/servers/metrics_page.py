@@ -102,7 +102,7 @@ class Counters:
         return replace(later, num_accepted_at=tuple(map(sum, at)), **summed)
 
     def __add__(self, other: "Counters") -> "Counters":
-        """The counts of two servers together; a counter that one of them lacks is None."""
+        """The counts of two servers, or of two differences; a counter that one lacks is None."""
         both = self.sums.keys() & other.sums.keys()
         summed: dict[str, Any] = dict.fromkeys(_SUMS)
         summed |= {name: self.sums[name] + other.sums[name] for name in both}

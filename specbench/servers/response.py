@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 LONGEST_EVENT = 2**24  # bytes
+ABORTED = "abort"  # finish reason of vLLM and SGLang for an output that is not complete
 Count = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -193,16 +194,14 @@ class StreamedResponse:
     @property
     def is_cut(self) -> bool:
         """Whether the stream ended before the output did."""
-        return not self.is_done and self.finish_reason is None
+        return self.finish_reason == ABORTED or not (self.is_done or self.finish_reason)
 
     @property
     def fault(self) -> str | None:
         """Why a response whose stream has ended is invalid; None: it is valid."""
         if self.is_cut:
-            return (
-                f"broke off: its stream ended after {self.num_events} events with tokens, without "
-                "a finish reason and without [DONE]"
-            )
+            how = "as the server aborted it" if self.finish_reason else "without a finish reason"
+            return f"broke off: its stream ended after {self.num_events} events with tokens, {how}"
         if (
             self.token_ids
             and self.reports_all_ids

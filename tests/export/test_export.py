@@ -130,6 +130,17 @@ def test_sglang_counts_the_root_of_a_tree():
     assert flag(two, "--speculative-num-draft-tokens") == "13"
 
 
+def test_sglang_has_k_by_batch_size_since_0_5_12():
+    tiered = deployment("eagle3", tiers=SEVERAL, tree="chain")
+    for version in (None, "0.5.12"):
+        assert flag(exported("sglang", tiered, version), "--speculative-adaptive-config")
+    older = exported("sglang", tiered, "0.5.11")
+    assert older.config is None
+    assert "--speculative-adaptive" not in older.command
+    assert flag(older, "--speculative-num-steps") == "5"
+    assert "K by batch size" in losses(older)
+
+
 def speculative(made):
     return yaml.safe_load(made.config.text)["speculative_config"]
 

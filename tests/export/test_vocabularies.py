@@ -85,6 +85,12 @@ def test_a_padded_vocabulary_that_the_engine_accepts_is_exported_unchanged():
     assert any("32,128" in note.figures["text"] for note in greedy.limits)
 
 
+def test_the_translation_of_drafts_by_ik_llama_cpp_is_noted():
+    (note,) = exported("ik_llama_cpp", padded(PADDED)).limits
+    assert "translates drafts" in note.figures["text"]
+    assert not exported("ik_llama_cpp", padded(ROWS)).limits
+
+
 def test_transformers_is_given_a_draft_of_the_targets_size():
     text = exported("transformers", padded(PADDED)).config.text
     assert "assistant.resize_token_embeddings(32000" in text

@@ -112,6 +112,8 @@ def test_labels_name_every_axis_that_differs_from_its_default() -> None:
         "demo, temperature 0, up to 8 at once, 2.5 requests per second, context 4,096, float32, "
         "builtin engine"
     )
+    served = cell_key(engine="vllm", request_rate=2.5, concurrency=8)  # no limit by the client
+    assert served.condition.requests == "2.5 requests per second"
     peer = cell_key(engine="transformers", method="assisted", temperature=0.7)
     assert peer.label == "demo/draft, assisted K=4 on code, temperature 0.7"
 

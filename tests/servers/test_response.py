@@ -112,6 +112,15 @@ def test_events_are_parsed_from_chunks_of_any_size():
         assert lines[-1] == b"[DONE]"
 
 
+def test_an_answer_that_the_server_aborted_is_cut(monkeypatch):
+    """vLLM does so when it is paused, and SGLang on another client's request."""
+    end = {"choices": [{"delta": {}, "finish_reason": "abort"}]}
+    answer = response_of(monkeypatch, (1.0, ids(7, 8)), (2.0, end))
+    answer.is_done = True
+    assert answer.is_cut
+    assert re.match("broke off: .*abort", answer.fault)
+
+
 def test_an_incomplete_stream_reports_its_fault(monkeypatch):
     answer = response_of(monkeypatch, (1.0, ids(7, 8)), (2.0, USAGE))
     assert answer.fault is not None

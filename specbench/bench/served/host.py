@@ -245,10 +245,11 @@ class ManagedServers:
         if export.config is not None:
             config = folder / export.config.name
             config.write_text(export.config.text, encoding="utf-8")
-        variables = {*self._engine.PROPERTIES.simulated_by}
-        if inherited := variables & {*os.environ} - {*export.environment}:
+        settings = {*os.environ, *re.findall(r"\w+", self._options.launch or "")}
+        variables = {*self._engine.PROPERTIES.simulated_by} - {*export.environment}
+        if simulating := variables & settings:
             raise UsageError(
-                f"{min(inherited)} is set here, and {self._name} would simulate acceptance; unset "
+                f"{min(simulating)} is set here, and {self._name} would simulate acceptance; unset "
                 "it, or use --simulate-acceptance, which marks the run"
             )
         if export.environment and self._options.launch is not None:

@@ -7,7 +7,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import chain
+from functools import reduce
+from operator import add
 from typing import Any, TypeVar
 
 from specbench.bench.blocks import Block, Cell, request_seed
@@ -133,25 +134,20 @@ class OpenSession:
         """
         if self._counted and not self._is_answered:
             raise ServerError(next(iter(self._problems)))
-        names = dict.fromkeys(chain.from_iterable(load.counters for load in self._loads))
-        counters = {
-            name: sum(load.counters[name] for load in self._loads)
-            for name in names
-            if all(name in load.counters for load in self._loads)
-        }
-        preemptions = counters.get("num_preemptions")
+        counted = reduce(add, self._counted) if self._counted else Counters(engine=None)
+        preemptions = counted.num_preemptions
         clock, _ = template_clock(self._plan.target.model, self._session.engine)
         record = server_record(self._session, self._name, self._running, ())
-        sees_others = all(counted.num_tokens is not None for counted in self._counted)
+        sees_others = counted.num_tokens is not None
         page = self._engine.COUNTERS if sees_others else None
         return replace(
             record,
             read_at={**record.read_at, **({"counters": page.path} if page else {})},
             seconds=sum(load.seconds for load in self._loads),
-            counters=counters,
+            counters=counted.sums,
             num_preemptions=None if preemptions is None else round(preemptions),
-            queue_s=counters.get("queue_s"),
-            started_s=max(filter(None, (c.started_s for c in self._counted)), default=None),
+            queue_s=counted.queue_s,
+            started_s=counted.started_s,
             client=tuple(self._loads),
             sees_others=sees_others,
             problems=tuple(self._problems),

@@ -226,12 +226,13 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if deployment.simulated is not None:
         raise UsageError("--simulate-acceptance: ik_llama.cpp cannot simulate it")
     if deployment.k:
-        vocabulary_notes(deployment)
+        deployment = deployment.noting(vocabulary_notes(deployment))
         command += _draft_flags(deployment, built)
         lost += draft_notes(deployment)
         if deployment.drafter is not None:
             lost.append("the context: add --ctx-size N; without it the server does not draft")
-    name = f"builds since {_STAGES.day}" if version is None else f"builds of {version.strip()}"
+    newest = max(_STAGES, _FIRST.get(deployment.method, _STAGES))
+    name = f"builds since {newest.day}" if version is None else f"builds of {version.strip()}"
     return exported(deployment, _NAME, name, command, lost)
 
 

@@ -222,7 +222,7 @@ class _LlamaEvent(Payload):
     tokens_predicted: Count | None = None
     tokens_evaluated: Count | None = None
     stop_type: str | None = None
-    timings: DraftTimings = DraftTimings()
+    timings: DraftTimings | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -235,16 +235,17 @@ class _LlamaStream(StreamedResponse):
 
     def add(self, event: Mapping[str, Any]) -> None:
         fields = _LlamaEvent.model_validate(event)
+        timings = fields.timings
         reason = _REASONS.get(fields.stop_type or "")
         choice = {"text": fields.content, "token_ids": fields.tokens, "finish_reason": reason}
         usage = {
             "completion_tokens": fields.tokens_predicted,
             "prompt_tokens": fields.tokens_evaluated,
         }
-        metrics = {**fields.timings.model_dump(), "steps": self.steps}
+        metrics = timings and {**timings.model_dump(), "steps": self.steps}
         StreamedResponse.add(self, {"choices": [choice], "usage": usage, "metrics": metrics})
-        if fields.tokens and fields.tokens_predicted is not None:
-            drafts = fields.timings.draft_n, fields.timings.draft_n_accepted
+        if timings and fields.tokens and fields.tokens_predicted is not None:
+            drafts = timings.draft_n, timings.draft_n_accepted
             self.steps.append(TokenStep(fields.tokens_predicted, *drafts))
 
 

@@ -271,7 +271,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     command = ["python", "-m", "sglang.launch_server"]
     command += ["--model-path", model_name(deployment.target), *server_flags(deployment)]
     lost = server_notes(deployment, release, _NEWEST, keeps_lossy=_single(deployment) is not None)
-    if not _has_tiers(deployment):
+    if release < _ADAPTIVE or not _has_tiers(deployment):
         deployment, tiers_lost = deployment.flat()
         lost += tiers_lost
     config, environment = None, _simulation(deployment)
@@ -395,7 +395,7 @@ def _is_adaptive(deployment: Deployment) -> bool:
 
 
 def _lost(deployment: Deployment) -> list[str]:
-    lost = []
+    lost = [] if _is_tree(deployment) else deployment.tree_lost
     if deployment.simulated is not None:
         lost.append(
             "acceptance by position: SGLang simulates only the mean length, by one of the two "
@@ -405,11 +405,6 @@ def _lost(deployment: Deployment) -> list[str]:
         lost.append(
             "the exact batch sizes at which K changes: a batch counts as large as the CUDA graph "
             "that it is padded to, unless --cuda-graph-bs also lists the tiers' sizes"
-        )
-    if deployment.tree and not _is_tree(deployment):
-        lost.append(
-            f"the {deployment.tree} token tree of {deployment.method}: exported as a chain of "
-            f"depth K={deployment.k}, which accepts fewer tokens than the tree did"
         )
     if deployment.method == "ngram":
         lost.append(

@@ -360,12 +360,7 @@ def _schedule(deployment: Deployment) -> list[list[int]]:
 
 
 def _lost(deployment: Deployment) -> list[str]:
-    lost = []
-    if deployment.tree:
-        lost.append(
-            f"token trees: vLLM drafts chains, so this is a chain of depth K={deployment.k}; it "
-            "accepts fewer tokens than the tree did, and the measured speedup is the tree's"
-        )
+    lost = deployment.tree_lost
     if deployment.is_tiered:
         last = deployment.tiers[-1]
         lost.append(

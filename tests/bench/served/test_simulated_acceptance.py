@@ -77,9 +77,29 @@ def test_variables_of_an_engine_are_in_the_environment_of_its_server(tmp_path):
         starting(tmp_path, "sglang")
 
 
-def test_a_simulation_that_the_shell_sets_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
-    plan = plan_of(tmp_path, engines=("sglang",), pairings=("big/small",), launch=None)
+@pytest.mark.parametrize("is_in_command", [False, True])
+def test_a_simulation_that_the_shell_or_the_command_sets_is_refused(
+    tmp_path, monkeypatch, is_in_command
+):
+    """Its drafts would pass for verified ones."""
+    launch = None
+    if is_in_command:
+        launch = "env SGLANG_SIMULATE_ACC_LEN=3 {args}"
+    else:
+        monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
+    plan = plan_of(tmp_path, engines=("sglang",), pairings=("big/small",), launch=launch)
     session = next(iter(cycle_of(served_cells(plan, "sglang"), 0)))
     with pytest.raises(UsageError, match="SGLANG_SIMULATE_ACC_LEN is set here"):
         ManagedServers(plan, "sglang", tmp_path)._start_of(session, tmp_path)
+
+
+def test_flags_that_simulate_are_refused_in_the_engine_command():
+    settings = settings_of(
+        pairings=("a/b",),
+        workloads=(),
+        num_speculative_tokens=(0, 3),
+        engines=("llama_cpp",),
+        launch="llama-server {args} --spec-synth-rates 0.9",
+    )
+    with pytest.raises(UsageError, match="--spec-synth-rates in the engine's arguments"):
+        checked(settings)

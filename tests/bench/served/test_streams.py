@@ -163,6 +163,15 @@ def test_recorded_streams_of_vllm_and_of_merged_events_are_not_faulty(gaps_s, nu
         assert faulty_streams([streamed(gaps_s, num_tokens, ttft_s)] * 20, k) is None
 
 
+@pytest.mark.parametrize("k", [0, 4])
+def test_after_a_long_prompt_the_text_shows_whether_tokens_came_before_the_first_event(k):
+    """96 tokens in 12 events: 8 tokens per event, or 84 tokens of thinking before them."""
+    for text, fault in (("word" * 96, None), ("word" * 12, Kind.LATE_FIRST)):
+        answers = [streamed([0.08 * (k + 1)] * 11, 96 * (k + 1), ttft_s=60.0, text=text * (k + 1))]
+        found = faulty_streams(answers * 20, k)
+        assert (found and found.kind) == fault
+
+
 def test_answers_hit_by_a_pause_of_the_client_do_not_make_a_cell_faulty():
     whole, paused = streamed(VLLM_K0, 64), streamed([0.000005] * 64, 64, ttft_s=0.15)
     assert faulty_streams([paused] * 10, 0).kind is Kind.BURSTS

@@ -93,6 +93,9 @@ OLD = "ik_llama_cpp_before_2026_06_04"
 def test_flags_follow_the_build(method):
     for version in (None, "2026-09", "b4900"):
         parse(exported("ik_llama_cpp", deployment(method), version))
+    first = {"dflash": "2026-06-16", "dspark": "2026-08-10"}.get(method, "2026-06-04")
+    newest = exported("ik_llama_cpp", deployment(method)).written_for
+    assert newest == f"builds since {first}"
     if method in ("dflash", "dspark", "gemma4_mtp"):
         with pytest.raises(UsageError, match=r"a build since 2026-0[68]"):
             exported("ik_llama_cpp", deployment(method), "2026-05")

@@ -161,6 +161,23 @@ def test_token_ids_are_dropped_if_the_server_omits_one():
     assert counts.num_by_accepted is counts.num_drafting is None
 
 
+def test_a_stream_without_timings_has_unknown_counts():
+    """Its draft tokens are not reported, which does not mean that there were none."""
+    stream = ANSWERS["/completion"]
+    bare = stream.replace('"timings":', '"other":')
+    assert bare != stream
+    response = answer("llama_cpp", ANSWERS | {"/completion": bare}).answer
+    assert (response.num_tokens, len(response.token_ids)) == (15, 15)
+    assert LLAMA.counts(response, 4) is None
+
+
+def test_only_the_last_timings_leave_sums():
+    first, last, end = ANSWERS["/completion"].rpartition('"timings":')
+    stream = first.replace('"timings":', '"other":') + last + end
+    counts = LLAMA.counts(answer("llama_cpp", ANSWERS | {"/completion": stream}).answer, 4)
+    assert (counts.num_drafted, counts.num_by_accepted) == (24, None)
+
+
 def test_rounds_without_drafts_are_counted_separately():
     """One token from prefill, two plain rounds, then a round of 3 drafts of which 1 is accepted."""
     steps = [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 3, 1), (5, 3, 1)]
