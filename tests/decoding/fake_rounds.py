@@ -17,6 +17,7 @@ from specbench.decode.verifier import verify
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner, StockRunner
+from specbench.methods import find_method
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fakes import Wrapped
@@ -40,6 +41,14 @@ class FaultyDrafter(Wrapped):
         return proposal
 
 
+def drafts_with_a_model(method: str) -> bool:
+    """Whether it needs a draft model, whose tracing takes as long as the target's."""
+    if method == "none":
+        return False
+    known = find_method(method)
+    return known.model == "required" and not known.is_head
+
+
 def one_layer() -> StockRunner:
     return StockRunner(tiny_llama(num_hidden_layers=1))
 
@@ -56,14 +65,15 @@ def trace_round(
     """The part of a round that a graph holds, watched: all, or the half after a host's drafts."""
     with fake_cuda():
         with DEVICE:
-            target, draft = make_runner(), make_runner()
+            target = make_runner()
+            draft = make_runner() if drafts_with_a_model(method) else None
         drafter = make_drafter(method, target, draft, **parameters)
         if k := deepest(drafter, k):
             drafter.num_drafts(k)  # called before any round, as in the decoder
         layers = drafter.resources.cached_layers
         if isinstance(target, FusedRunner) and isinstance(layers, LayerStack) and layers.fused:
             layers.fused.kernels = target.layers.kernels  # as for equal heads
-        for holder in (target, draft, drafter):
+        for holder in (target, drafter):
             holder.allocate(3, SPAN)
         state = State.allocate(3, SPAN, [5, 6], DEVICE)
         if plant is not None:

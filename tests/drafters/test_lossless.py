@@ -184,6 +184,7 @@ def test_drafts_after_an_end_of_text_are_not_counted(variant: Variant) -> None:
     assert_no_draft_counts_past_the_end(variant)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
 def test_a_planted_error_in_moving_slots_is_detected(
@@ -200,6 +201,7 @@ def test_a_planted_error_in_moving_slots_is_detected(
         keeps_the_deepest(variant_named(name))
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["draft_model", "eagle, chain", *TREES])
 def test_planted_counts_past_the_end_are_detected(name: str, plant: Plant) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -63,12 +64,26 @@ FAMILIES: dict[str, PretrainedConfig] = {
 }
 
 
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of each model as transformers saves it, with a tokenizer."""
+    root = tmp_path_factory.mktemp("families")
+
+    @cache
+    def saved(name: str) -> Path:
+        text_class(FAMILIES[name]).from_config(FAMILIES[name]).save_pretrained(root / name)
+        make_tokenizer().save_pretrained(root / name)
+        return root / name
+
+    return saved
+
+
 @pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path: Path) -> ModelFiles:
-    """A model as transformers saves it."""
-    config = FAMILIES[request.param]
-    text_class(config).from_config(config).save_pretrained(tmp_path)
-    return files_of(tmp_path)
+def family(
+    request: pytest.FixtureRequest, families: Callable[[str], Path], tmp_path: Path
+) -> ModelFiles:
+    """Its own copy of a model."""
+    return files_of(Path(shutil.copytree(families(request.param), tmp_path / request.param)))
 
 
 def rewrite(model: ModelFiles, change) -> ModelFiles:
@@ -495,7 +510,6 @@ FAULTS: dict[str, Callable[[ModelFiles], object] | None] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planning_the_doctor_a_dry_run_and_loading_have_one_verdict(family, fault):
-    make_tokenizer().save_pretrained(family.folder)
     if (change := FAULTS[fault]) is not None:
         change(family)
     model = files_of(family.folder)

@@ -71,6 +71,7 @@ def coverage(n, shape, truth, shared, change=lambda curve: curve):
     return np.mean(hits)
 
 
+@pytest.mark.sampled(one_in=3, every=["n", "shared", "shape", "truth"])
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [8, 20, 40])
 @pytest.mark.parametrize("shared", [0.0, 0.95])

@@ -34,7 +34,7 @@ from tests.tracing.answers import counted
 pytestmark = pytest.mark.slow  # every drafter, round after round
 
 KS = range(1, 9)
-MAX_NEW_TOKENS = 30
+MAX_NEW_TOKENS = 20
 PROMPTS = ((*SAMPLED_PROMPT, 3, 3), SAMPLED_PROMPT[:4])
 REFUSED = {"lookahead", "lookahead, window 3 ngram 3 guesses 2", "previous_turn, predicted output"}
 APPROXIMATE = {"previous_turn", "token_recycling", "token_recycling, 12 drafts"}
@@ -162,7 +162,7 @@ def test_several_rows_give_the_traces_of_one_row(variant: Variant, monkeypatch):
 @pytest.mark.parametrize("variant", TRACED, ids=str)
 def test_a_round_does_not_see_the_text_after_its_drafts(variant: Variant):
     """Another ending changes nothing before it."""
-    text, cut = texts()[0], 16
+    text, cut = texts()[0], 12
     changed = tuple((token + 1) % 7 for token in text.output_ids[cut:])
     other = replace(text, output_ids=(*text.output_ids[:cut], *changed))
 
