@@ -59,11 +59,6 @@ class Block:
     cycle: int | None = None  # of that session
 
     @property
-    def baselines(self) -> tuple[Cell, ...]:
-        """The cells without drafts, at least one per engine; the built-in decoder's is first."""
-        return tuple(cell for cell in self.cells if cell.drafter == NO_DRAFTER)
-
-    @property
     def prompt_id(self) -> str:
         has_all = self.condition.is_stream or self.session is not None
         return ALL_PROMPTS if has_all else self.prompts[0].id

@@ -40,13 +40,8 @@ class Deadline:
 
         Always true without a budget.
         """
-        left_s = self.seconds_left("explore")
-
-        def is_within(share: float) -> bool:
-            now_s = self.seconds_left("explore")
-            return left_s is None or now_s is None or now_s > left_s * (1 - share)
-
-        return is_within
+        left_s, began_s = self.seconds_left("explore"), self.spent_s
+        return lambda share: left_s is None or self.spent_s - began_s < left_s * share
 
     def is_over(self, phase: BlockPurpose) -> bool:
         left_s = self.seconds_left(phase)
@@ -66,13 +61,16 @@ def block_seconds(block: BlockRecord) -> dict[str, float]:
     return seconds
 
 
-def spent_s(stored: StoredRun, target: str) -> float:
-    """Seconds this run has spent on a target so far: its requests, traces and starts of servers."""
-    served_s = sum(_session_s(server) for server in stored.servers if server.target == target)
+def spent_s(stored: StoredRun, target: str, engine: str | None = None) -> float:
+    """Seconds this run has spent on a target so far: on sessions of a serving engine, or on
+    requests and traces of this process."""
+    if engine is not None:
+        at = target, engine
+        return sum(_session_s(s) for s in stored.servers if (s.target, s.engine) == at)
     traces = (trace for trace in stored.traces if trace.target == target)
     ids = {key.id for key in stored.run.keys if key.condition.target == target}
     decoded_s, _ = decoded(stored, ids)
-    return decoded_s + served_s + sum(trace.seconds or 0.0 for trace in traces)
+    return decoded_s + sum(trace.seconds or 0.0 for trace in traces)
 
 
 def decoded(stored: StoredRun, ids: Collection[str]) -> tuple[float, int]:

@@ -20,9 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 from specbench.bench.budget import Deadline, spent_s
-from specbench.bench.machine import NextUnit, ThisMachine, Unit, target_budget_s, unit_sources
+from specbench.bench.machine import NextUnit, ThisMachine, Unit, source_of
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import RunPlan
+from specbench.bench.served.cycles import Cycle
 from specbench.bench.units import RemoteReporter, Reporter, ReporterCall
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError, first_line
 from specbench.inputs.address import Address
@@ -76,7 +77,6 @@ def measure_unit(
     unit: Unit,
     run: RunRecord,
     known: Sequence[StoredRecord],
-    budget_s: float | None,
     send: SendMessage,
 ) -> None:
     """Measure a unit, and send each record as soon as it is stored.
@@ -97,8 +97,9 @@ def measure_unit(
         try:
             with create_run(folder, run, known, send_record) as store:
                 machine = ThisMachine(run.settings, unit.plan.pairings, _remote_reporter(send))
-                spent = spent_s(store.stored, unit.plan.target.name)
-                deadline = Deadline(budget_s, time.monotonic, spent_s=spent)
+                engine = unit.engine if isinstance(unit, Cycle) else None
+                spent = spent_s(store.stored, unit.plan.target.name, engine)
+                deadline = Deadline(unit.plan.budget_s, time.monotonic, spent_s=spent)
                 machine.measure_unit(unit, store, deadline)
         except DeviceLostError:
             raise
@@ -348,17 +349,16 @@ class ClusterScheduler:
         """Measure the planned units that are not stored yet. SpecbenchError if no node is left."""
         sources: list[NextUnit] = []
         for plan in plans:
-            clock = partial(_stored_s, store, plan.target.name)
-            deadline = Deadline(target_budget_s(plans), clock, spent_s=clock())
-            sources += unit_sources(plan, running, store, deadline)
-        self.keep_busy(sources, store, target_budget_s(plans))
+            for engine in plan.parts:
+                clock = partial(_stored_s, store, plan.target.name, engine)
+                deadline = Deadline(plan.budget_s, clock, spent_s=clock())
+                sources.append(source_of(plan, engine, running, store, deadline))
+        self.keep_busy(sources, store)
 
-    def keep_busy(
-        self, sources: Sequence[NextUnit], store: RunStore, budget_s: float | None
-    ) -> None:
+    def keep_busy(self, sources: Sequence[NextUnit], store: RunStore) -> None:
         """Measure all units, several concurrently. SpecbenchError if no node is left."""
         while True:
-            self._start_all(sources, store, budget_s)
+            self._start_all(sources, store)
             if not self._running:
                 return
             event = self._cluster.next_event()
@@ -367,23 +367,23 @@ class ClusterScheduler:
                 del self._running[event.task]
             self._handle(node, attempt, event.message, store)
 
-    def _start_all(
-        self, sources: Sequence[NextUnit], store: RunStore, budget_s: float | None
-    ) -> None:
+    def _start_all(self, sources: Sequence[NextUnit], store: RunStore) -> None:
         """Start units on all free slots."""
         while True:
             node = self._free_node()
-            if node is None and not self._running:
+            if node is None and self._running:
+                return
+            attempt = self._next(sources)
+            if attempt is None:
+                return
+            if node is None:
                 raise SpecbenchError(
                     "no node of the cluster is left; everything measured so far is stored, "
                     f"{store.resume_hint}"
                 )
-            attempt = self._next(sources) if node is not None else None
-            if node is None or attempt is None:
-                return
             run = replace(store.run, environment=self._nodes[node].environment)
             known = list(attempt.unit.records_to_resume(store.records))
-            task = partial(measure_unit, attempt.unit, run, known, budget_s)
+            task = partial(measure_unit, attempt.unit, run, known)
             self._running[self._cluster.start(node, task)] = node, attempt
             self._reporter.stage(f"{attempt.unit.label} (node {node})")
 
@@ -447,6 +447,6 @@ class ClusterScheduler:
             store.append(record)
 
 
-def _stored_s(store: RunStore, target: str) -> float:
-    """Seconds that all nodes have spent on a target."""
-    return spent_s(store.stored, target)
+def _stored_s(store: RunStore, target: str, engine: str | None) -> float:
+    """Seconds that all nodes have spent on one of a target's `parts`."""
+    return spent_s(store.stored, target, engine)

@@ -62,10 +62,10 @@ def expected_time(
             return ExpectedTime()
         token_s = {batch_size: guess[0] / batch_size for batch_size in tokens}
     seconds = sum(token_s[batch_size] * num for batch_size, num in tokens.items())
-    budget_s, late = plan.settings.effort.budget_s, {}
-    if budget_s is not None:
+    whole_s, budget_s, late = plan.settings.effort.budget_s, plan.budget_s, {}
+    if whole_s is not None:
         decided = _budgets_to_decide(plan, token_s)
-        late = {at: least_s for at, least_s in decided.items() if least_s > budget_s}
+        late = {at: least_s for at, least_s in decided.items() if least_s > whole_s}
     is_most = budget_s is not None and budget_s < seconds * _OVERHEAD
     decoding_s = budget_s if is_most and budget_s is not None else seconds * _OVERHEAD
     return ExpectedTime(
@@ -93,7 +93,7 @@ def _budgets_to_decide(plan: TargetPlan, token_s: Mapping[int, float]) -> dict[C
         seen = units.setdefault(at, set())
         seen.add(block.repeat if at.is_stream else block.prompt_id)
         if len(seen) == MIN_UNITS and at not in budgets:
-            budgets[at] = seconds / EXPLORE_SHARE
+            budgets[at] = seconds / (EXPLORE_SHARE * plan.budget_share)
     return budgets
 
 
@@ -183,11 +183,6 @@ class SessionsEstimate:
     detectable: float | None  # relative effect that 80% of such sweeps would detect
 
     @property
-    def has_second_pass(self) -> bool:
-        """Whether a winner is confirmed, since it was chosen from several K."""
-        return self.num_confirming > 0
-
-    @property
     def num_confirming(self) -> int:
         """The sessions of a cycle that confirms one winner of each drafter, with its K = 0."""
         chosen = defaultdict[tuple[str, float, str | None], set[DraftConfig]](set)
@@ -261,7 +256,7 @@ def estimate_sessions(
             cycles=plan.cycles,
             is_open_ended=plan.settings.servers.cycles is None,
             session_s=start_s + sum(_requests_s(plan, block, token_s) for block in blocks),
-            budget_s=plan.settings.effort.budget_s,
+            budget_s=plan.budget_s,
             is_measured=num_tokens > 0,
             detectable=noise.detectable_effect(plan.cycles) if noise else None,
         )

@@ -173,12 +173,6 @@ class _Peaks(NamedTuple):
     process: int | None
     device: int | None
 
-    def with_drafter(self, idle: "_Peaks", before: "_Peaks", after: "_Peaks") -> "_Peaks":
-        """Peaks of target and drafter: `after` minus the growth from `idle` to `before`, and at
-        least these peaks. None stays None.
-        """
-        return _Peaks(*map(_with_drafter, self, idle, before, after))
-
 
 class MemoryMeter:
     """Memory peaks of a pass: by NVML and torch on a GPU, of the process and its host on a CPU.
@@ -205,8 +199,8 @@ class MemoryMeter:
         """Load one drafter and run one pass with it."""
         before = self._current_peaks()
         after = self._peaks_of(load_and_run)
-        peaks = self._baseline.with_drafter(self._idle, before, after)
-        return self._record(engine, drafter, peaks)
+        peaks = map(_with_drafter, self._baseline, self._idle, before, after)
+        return self._record(engine, drafter, _Peaks(*peaks))
 
     def _peaks_of(self, run: Callable[[], None]) -> _Peaks:
         reset_allocator_peaks(self._device)
@@ -250,6 +244,8 @@ class MemoryMeter:
 def _with_drafter(
     target_peak: int | None, idle: int | None, before: int | None, after: int | None
 ) -> int | None:
+    """A peak of target and drafter: `after` minus the growth from `idle` to `before`, and at least
+    the target's; None if one of them is unknown."""
     if target_peak is None or idle is None or before is None or after is None:
         return None
     return max(target_peak, after - max(before - idle, 0))

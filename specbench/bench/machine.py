@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -70,10 +70,11 @@ class ThisMachine:
         self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
     ) -> None:
         """Measure the planned units that are not stored yet."""
-        for plan in plans:  # a target's deadline begins when the previous target has ended
-            spent = spent_s(store.stored, plan.target.name)
-            deadline = Deadline(target_budget_s(plans), time.monotonic, spent_s=spent)
-            for next_unit in unit_sources(plan, running, store, deadline):
+        for plan in plans:
+            for engine in plan.parts:  # a deadline begins when the previous part has ended
+                spent = spent_s(store.stored, plan.target.name, engine)
+                deadline = Deadline(plan.budget_s, time.monotonic, spent_s=spent)
+                next_unit = source_of(plan, engine, running, store, deadline)
                 while (unit := next_unit(0)) is not None:
                     self.measure_unit(unit, store, deadline)
 
@@ -87,23 +88,21 @@ class ThisMachine:
             self._process.measure(unit.plan, store, self._reporter, deadline)
 
 
-def unit_sources(
-    plan: TargetPlan, running: Sequence[Address], store: RunStore, deadline: Deadline
-) -> Iterator[NextUnit]:
-    """The sources of a target's units: the engines in one process, and each serving engine."""
-    if plan.in_process is not None:
-        whole = iter([WholeTarget(plan=plan.in_process)])
-        yield lambda _: next(whole, None)
-    for engine in plan.served:
-        yield ServedRun(plan, engine, running, store, deadline).next_unit
+def source_of(
+    plan: TargetPlan,
+    engine: str | None,
+    running: Sequence[Address],
+    store: RunStore,
+    deadline: Deadline,
+) -> NextUnit:
+    """The source of the units of one of a target's `parts`."""
+    if engine is not None:
+        return ServedRun(plan, engine, running, store, deadline).next_unit
+    assert plan.in_process is not None, "an engine is in this process"
+    whole = iter([WholeTarget(plan=plan.in_process)])
+    return lambda _: next(whole, None)
 
 
 def are_served(settings: RunSettings) -> bool:
     """Whether only servers decode."""
     return set(settings.load.engines) <= set(SERVED)
-
-
-def target_budget_s(plans: Sequence[TargetPlan]) -> float | None:
-    """Seconds for each target; None without a budget."""
-    budget_s = plans[0].settings.effort.budget_s
-    return None if budget_s is None else budget_s / len(plans)

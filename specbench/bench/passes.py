@@ -121,7 +121,7 @@ class Passes:
             *interleaved([list(self._confirming(blocks, ids)) for blocks in explored.values()])
         ]
         loop = RunLoop(self._store, self._reporter, self._deadline, len(blocks))
-        loop.serve(self._with_stages(blocks, " the winners on other prompts"), self._session)
+        loop.serve(self._with_stages(blocks, " the winners again"), self._session)
 
     def _confirming(self, explored: Sequence[Block], ids: frozenset[str]) -> Iterator[Block]:
         """The blocks that confirm winners of one setting; none if its prompts are exhausted, since
@@ -175,7 +175,8 @@ class Passes:
             return False
         if not self._extensions.is_taken("precise", question):
             at, stored = block.condition, self._store.stored.blocks
-            ids = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
+            drafting = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
+            ids = drafting or {question.key.id}  # at only K = 0 the pilot is enough
             done = [b for b in stored if b.purpose == "explore" and ids & set(b.order)]
             pilot = MIN_UNITS if at.is_stream else PILOT
             # Repeats of a prompt are no further prompts.
@@ -187,7 +188,7 @@ class Passes:
             summaries = self._summaries(block.cells, done[: [*first_of.values()][pilot - 1] + 1])
             leaders = [choose(group).leader for group in by_question(summaries)]
             needed = [num_needed(leader, precision, pilot) for leader in leaders]
-            if not leaders or len(first_of) < max(needed):
+            if len(first_of) < max(needed, default=pilot):
                 return False
             chosen = frozenset(leader.key.id for leader in leaders if leader is not None)
             self._extensions.take("precise", lambda: chosen, question)

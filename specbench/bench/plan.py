@@ -55,6 +55,7 @@ class TargetPlan:
     # The K of running servers; None: servers are started.
     running_ks: tuple[int, ...] | None = None
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)  # why, by engine, drafter
+    budget_share: float = 1.0  # of each of the `parts`
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts that may be used; all of them if a budget or a precision is set."""
@@ -86,7 +87,10 @@ class TargetPlan:
         """As many prompts of a workload as were used, without those; empty if too few are left to
         confirm a choice with."""
         every = workload.take(len(workload.prompts), self.settings.seed)
-        unused = [prompt for prompt in every if prompt.id not in used][: len(used)]
+        unused = [prompt for prompt in every if prompt.id not in used]
+        if self.settings.forecasting.forecast:  # traced prompts chose the K that were measured
+            unused.sort(key=self.prompts(workload).__contains__)
+        unused = unused[: len(used)]
         return tuple(unused) if are_enough(len(unused), len(used)) else ()
 
     def pass_prompts(self, workload: Workload, condition: Condition) -> tuple[Prompt, ...]:
@@ -94,9 +98,9 @@ class TargetPlan:
         usual, effort = WAITING_PER_ROW * condition.concurrency, self.settings.effort
         if condition.request_rate is not None:
             arrivals = ENOUGH_ARRIVALS
-            if effort.budget_s is not None and not self.served:
+            if self.budget_s is not None and not self.served:
                 # The passes of K = 0 and of one K have to fit, and take as long as the arrivals.
-                pass_s = EXPLORE_SHARE * effort.budget_s / len(self.conditions) / (2 * PASSES)
+                pass_s = EXPLORE_SHARE * self.budget_s / len(self.conditions) / (2 * PASSES)
                 arrivals = min(arrivals, int(pass_s * condition.request_rate))
             usual = max(usual, arrivals)
         wanted = effort.num_requests or effort.num_prompts or usual
@@ -118,6 +122,17 @@ class TargetPlan:
             return None
         settings = replace(self.settings, load=replace(load, engines=engines))
         return replace(self, pairings=self.builtin_pairings, settings=settings)
+
+    @property
+    def parts(self) -> tuple[str | None, ...]:
+        """The parts that are measured one after another: serving engines, None for this process."""
+        return (*(() if self.in_process is None else (None,)), *self.served)
+
+    @property
+    def budget_s(self) -> float | None:
+        """Seconds of the time budget for each of the `parts`; None without a budget."""
+        budget_s = self.settings.effort.budget_s
+        return None if budget_s is None else budget_s * self.budget_share
 
     @property
     def builtin_pairings(self) -> tuple[Pairing, ...]:

@@ -119,6 +119,10 @@ def plan_run(
             dtype=settings.machine.dtype or group[0].target.model.dtype,
             running_ks=running_ks,
             refused=refused,
+            # All targets, the engines of this process and each serving engine share it equally.
+            budget_share=1
+            / len(by_target)
+            / len({e if e in SERVED else None for e in load.engines}),
         )
         for group in by_target.values()
     ]
@@ -374,13 +378,15 @@ def deepest(pairing: Pairing, read_head: ReadHead, *, dummy: bool) -> int | None
     """
     drafter = pairing.drafter
     model = drafter.model or pairing.target.model
-    head = partial(_head, model, read_head, dummy=dummy)
-    vocab_size = partial(num_rows, pairing.target.model)
     method = find_method(drafter.method)
     try:
         if model.is_gguf:
             return gguf_depth(method.name, gguf_of(model))
-        return method.deepest(method.settings(drafter.parameters), head, vocab_size)
+        return method.deepest(
+            method.settings(drafter.parameters),
+            lambda: None if dummy or model.is_shape else read_head(model),
+            partial(num_rows, pairing.target.model),
+        )
     except (ModelError, UsageError):
         return None
 
@@ -395,10 +401,6 @@ def any_shape(pairings: Sequence[Pairing]) -> bool:
     """Whether a model is a shape without weights, which makes the run synthetic."""
     specs = [s for p in pairings for s in (p.target.model, p.drafter.model) if s is not None]
     return any(spec.is_shape for spec in specs)
-
-
-def _head(spec: ModelSpec, read_head: ReadHead, *, dummy: bool) -> HeadFiles[Any] | None:
-    return None if dummy or spec.is_shape else read_head(spec)
 
 
 def _without_long_prompts(plan: TargetPlan, context: float) -> TargetPlan:

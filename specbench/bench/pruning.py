@@ -5,7 +5,7 @@ Decisions about the plan are recorded, and a resumed run follows them.
 Source: Karnin, Koren and Somekh 2013, Almost optimal exploration in multi-armed bandits.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from specbench.bench.blocks import Block, Cell
-from specbench.bench.budget import EXPLORE_SHARE, Deadline, block_seconds
+from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.extensions import Extensions
 from specbench.bench.session import OpenTarget
 from specbench.metrics.aggregate import aggregate_cells
@@ -41,7 +41,7 @@ class BudgetPruner:
     ) -> None:
         self._session, self._store, self._deadline = session, session.store, deadline
         self._extensions, self._decides = extensions, decides
-        self._has_budget = session.plan.settings.effort.budget_s is not None
+        self._budget_s = session.plan.settings.effort.budget_s
         every = (block.only(usable) for block in session.plan.explore_blocks())
         self._blocks = [block for block in every if block.cells]  # no cells: no engine can run it
         self._num_blocks = Counter(block.condition for block in self._blocks)
@@ -50,25 +50,35 @@ class BudgetPruner:
 
     def blocks(self) -> Iterator[Block]:
         """The planned blocks without their pruned cells."""
-        num_begun: Counter[Condition] = Counter()
+        begun: defaultdict[Condition, set[str]] = defaultdict(set)
         for block in self._blocks:
-            at, ids = block.condition, {cell.key.id for cell in block.cells}
-            num = num_begun[at]
-            if self._has_budget and (num < MIN_UNITS or _is_checkpoint(num)):
-                question, decide = block.cells[0], partial(self._prune_at, block, num)
+            at = block.condition
+            num = len(begun[at])
+            if self._budget_s is not None and (num < MIN_UNITS or _is_checkpoint(num)):
+                question, decide = block.cells[0], partial(self._prune_at, block, begun[at])
                 decided = self._extensions.take("drop", decide, question, num)
                 if self._extensions.is_taken("drop", question, num):
                     self._left_out[at] = decided
-            num_begun[at] += 1
-            yield block.only(ids - self._left_out.get(at, frozenset()))
+            pruned = self._pruned(block)
+            begun[at].add(pruned.id)
+            yield pruned
 
-    def _prune_at(self, block: Block, num: int) -> frozenset[str] | None:
-        """The cells to leave out from block number `num` of its condition on; None: no change."""
-        measured = self._measured(block)
-        if not self._decides or len(measured) != num or self._deadline.is_over("explore"):
+    def _pruned(self, block: Block) -> Block:
+        left_out = self._left_out.get(block.condition, frozenset())
+        return block.only({cell.key.id for cell in block.cells} - left_out)
+
+    def _prune_at(self, block: Block, begun: set[str]) -> frozenset[str] | None:
+        """The cells to leave out from this block on, after those of its condition with the ids
+        `begun`; None: no change."""
+        num, finished = len(begun), self._store.finished_blocks
+        if not self._decides or self._deadline.is_over("explore"):
+            return None
+        # An earlier session of the run that measured this block decided nothing here.
+        if not begun <= finished or self._pruned(block).id in finished:
             return None
         if num == 0:
             return self._prune_at_start(block)
+        measured = [stored for stored in self._store.stored.blocks if stored.block_id in begun]
         left_out = self._left_out.get(block.condition, frozenset())
         num_blocks = Counter(cell_id for stored in measured for cell_id in stored.order)
         device = self._store.run.environment.device
@@ -136,7 +146,10 @@ class BudgetPruner:
             self._info(block, text)
         elif each < 1:
             needed_s = cell_s * MIN_UNITS * (num_unpruned + len(groups)) / self._share(block)
-            budget_s = (needed_s + self._deadline.spent_s) / EXPLORE_SHARE
+            spent_s = self._deadline.spent_s
+            # Drafters that are loaded in turn, targets and engines share the budget.
+            factor = (needed_s + spent_s) / (self._left_s() + spent_s)
+            budget_s = factor * (self._budget_s or 0.0)
             text = f"too little time for the {MIN_UNITS} prompts that an interval needs; use "
             text += f"--time-budget {budget_s:.0f}s. Measuring only K=0 and {_describe(first)}"
             self._info(block, text)
@@ -144,7 +157,7 @@ class BudgetPruner:
 
     def _baseline_s(self, block: Block) -> float:
         """Seconds of a block at K = 0: measured, or else estimated from the first answer."""
-        if known := _mean_seconds(self._store.stored.blocks).get(block.baselines[0].key.id):
+        if known := _mean_seconds(self._store.stored.blocks).get(block.cells[0].key.id):
             return known
         before_s, num_known = self._deadline.spent_s, len(self._store.stored.references)
         request = self._session.request(block, block.cells[0])
@@ -166,21 +179,12 @@ class BudgetPruner:
         explored = (b for b in self._store.stored.blocks if b.purpose == "explore")
         means, plan = _mean_seconds(explored), self._session.plan
         taken = {
-            b.condition: means.get(b.baselines[0].key.id, 0.0) * plan.needed_blocks(b.condition)
+            b.condition: means.get(b.cells[0].key.id, 0.0) * plan.needed_blocks(b.condition)
             for b in self._blocks
         }
         if not all(taken.values()):
             return 1 / len(taken)
         return taken[block.condition] / sum(taken.values())
-
-    def _measured(self, block: Block) -> list[BlockRecord]:
-        """The stored blocks of the exploration with the block's condition and drafters."""
-        drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
-        return [
-            stored
-            for stored in self._store.stored.blocks
-            if stored.purpose == "explore" and drafted & set(stored.order)
-        ]
 
 
 def _mean_seconds(blocks: Iterable[BlockRecord]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline
 from specbench.bench.session import OpenTarget
 from specbench.engines.engine import Engine
-from specbench.errors import DeviceError, UsageError, first_line
+from specbench.errors import first_line
 from specbench.inputs.pairing import Pairing
 from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated
 from specbench.records import Condition, Prompt, TraceRecord
@@ -19,7 +19,7 @@ from specbench.tracing.trace import TargetText
 
 TRACING_SHARE = 0.3  # of the time that exploring may take
 MAX_TRACING_SHARE = 0.5  # for the first five prompts, to leave time for measuring the leaders
-# Traces one drafter along the turns of a prompt; UsageError if it cannot be traced.
+# Traces one drafter along the turns of a prompt; an expected error if it cannot be traced.
 Trace = Callable[
     [Engine, str, str, Sequence[TargetText], Iterable[int], Drafting], tuple[TraceRecord, ...]
 ]
@@ -111,8 +111,7 @@ class Tracer:
             trace_key_of(condition): replace(condition, concurrency=1, request_rate=None)
             for condition in self._plan.conditions
         }
-        workloads = {workload.name: workload for workload in self._plan.workloads}
-        prompts = {g: self._plan.prompts(workloads[g.workload]) for g in conditions}
+        prompts = {g: self._plan.prompts(self._plan.workload(g.workload)) for g in conditions}
         for i in range(max(map(len, prompts.values()), default=0)):
             for key, condition in conditions.items():
                 if i < len(prompts[key]):
@@ -161,7 +160,7 @@ class Tracer:
                     self._ks(pairing),
                     drafting,
                 )
-        except (UsageError, DeviceError) as error:
+        except EXPECTED_ERRORS as error:
             self._untraceable.add((drafter.name, temperature))
             self._reporter.warn(first_line(error))
             return

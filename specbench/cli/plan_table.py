@@ -158,7 +158,7 @@ def _sessions_text(outlook: SessionsEstimate) -> str:
     )
     each = "a start of the server" if outlook.are_starts else "on the running server"
     more = ", or more if these are noisy," if outlook.is_open_ended else ""
-    extra = "; the winner is measured again, together with K=0" if outlook.has_second_pass else ""
+    extra = "; the winner is measured again, together with K=0" if outlook.num_confirming else ""
     lines = [
         f"{outlook.target} on {outlook.engine}: {outlook.cycles} cycles{more} of "
         f"{len(outlook.sessions)} sessions, each {each}: {order}",

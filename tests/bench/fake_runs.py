@@ -178,7 +178,7 @@ def measure(
     else:
         environment, warnings = replace(ENVIRONMENT, device=device), plan_warnings(plan)
         writer = create_run(root, run_record(plan, environment=environment, warnings=warnings))
-    deadline = Deadline(plan.settings.effort.budget_s, engine.clock, spent_s=spent_s)
+    deadline = Deadline(plan.budget_s, engine.clock, spent_s=spent_s)
     meter = MemoryMeter(plan.target.name, "cpu", probe)
     with writer:
         for cost in costs:

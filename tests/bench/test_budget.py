@@ -11,6 +11,7 @@ import pytest
 from specbench.bench.budget import Deadline
 from specbench.bench.passes import PILOT, num_needed
 from specbench.bench.units import RunLoop
+from specbench.errors import ModelError
 from specbench.records import Kind, Margin, SpeedupVerdict
 from specbench.report.document import build_document
 from specbench.runs import StoredRecord, load_run, reader
@@ -128,6 +129,11 @@ def test_a_precision_ends_the_run_when_the_best_k_is_known_well_enough(tmp_path)
     assert len(confirmed(run)) == PILOT
 
 
+def test_a_precision_needs_no_more_than_the_pilot_at_only_k_0(tmp_path):
+    settings = changed(SETTINGS, precision=0.1, num_speculative_tokens=(0,))
+    assert len(explored(measured(tmp_path, settings, [f"p{i}" for i in range(50)]))) == PILOT
+
+
 def test_a_noisier_measurement_uses_the_prompts_that_its_pilot_plans(tmp_path):
     num_blocks = {}
     for name, noise in (("little", 0.1), ("some", 5.0), ("much", 1000.0)):
@@ -204,6 +210,40 @@ def test_a_budget_too_small_for_five_prompts_warns_and_measures_one_k(tmp_path):
     assert "K=5" in message
     (needed,) = re.findall(r"--time-budget (\d+)s", message)
     assert 760 <= int(needed) <= 920
+
+
+def test_the_budget_that_is_advised_is_long_enough(tmp_path):
+    """Also for drafters loaded in turn, which share it."""
+
+    def advised(name, budget_s):
+        watch, settings = RecordingWatch(), changed(SETTINGS, budget_s=budget_s)
+        (tmp_path / name).mkdir()
+        measured(tmp_path / name, settings, TWENTY, FakeEngine(room=1), watch)
+        texts = (text for text in watch.messages if "too little time" in text)
+        return [int(re.search(r"--time-budget (\d+)s", text)[1]) for text in texts]
+
+    least_s = max(advised("short", 700.0))
+    assert least_s > 700
+    assert advised("enough", 1.05 * least_s) == []  # a block more or less
+
+
+class WithoutBaseline(FakeEngine):
+    """Has no memory for concurrent requests at K = 0."""
+
+    def serve(self, requests, work, load):
+        if load.concurrency > 1 and not work.k:
+            raise ModelError("out of memory")
+        return super().serve(requests, work, load)
+
+
+def test_a_budget_is_spent_on_the_other_k_if_k_0_cannot_run(tmp_path):
+    settings = changed(SETTINGS, budget_s=3000.0, concurrency=(4,))
+    run = measured(tmp_path, settings, TWENTY, WithoutBaseline())
+    assert {cell_id.split("|")[0] for block in run.blocks for cell_id in block.order} == {
+        "big/good",
+        "big/bad",
+    }
+    assert [failure.pairing for failure in run.failures] == ["big"]
 
 
 @pytest.mark.parametrize("num_blocks", [2, 7, 11])

@@ -6,11 +6,12 @@ A step takes 1 s, a round at K 1 + 0.1 K, and an answer has 40 tokens after the 
 from dataclasses import replace
 
 import pytest
+import torch
 
 from specbench.bench import forecasting, round_costs
 from specbench.bench.forecasting import DraftedCells, timed_cells
 from specbench.bench.round_costs import RoundCosts
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
 from specbench.records import EngineCost, ForecastRecord, SpeedupVerdict, TraceRecord
 from specbench.report.document import build_document
 from specbench.runs import StoredRun, load_run
@@ -119,16 +120,29 @@ def test_every_requested_prompt_is_measured(tmp_path):
     assert len({block.prompt_id for block in stored.blocks}) == 8
 
 
-def test_a_drafter_that_cannot_be_traced_is_measured_at_every_k(tmp_path):
+@pytest.mark.parametrize("kind", [UsageError, ModelError, torch.OutOfMemoryError])
+def test_a_drafter_that_cannot_be_traced_is_measured_at_every_k(tmp_path, kind):
     def only_good(engine, drafter, method, texts, ks, drafting="own"):
         if drafter == "bad":
-            raise UsageError("bad: cannot be forecast")
+            raise kind("bad: cannot be forecast")
         return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
 
     watch = RecordingWatch()
     stored = run(tmp_path, trace=only_good, watch=watch)
     assert cells_run(stored) == {("none", 0), ("good", 4), ("bad", 1), ("bad", 2), ("bad", 4)}
     assert watch.warnings.count("bad: cannot be forecast") == 1
+
+
+def test_a_winner_is_confirmed_on_prompts_that_were_not_traced_if_there_are_enough(tmp_path):
+    def only_bad(engine, drafter, method, texts, ks, drafting="own"):
+        if drafter == "good":
+            raise UsageError("good: cannot be forecast")
+        return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
+
+    stored = run(tmp_path, prompts=[f"prompt {i}" for i in range(20)], trace=only_bad)
+    again = {block.prompt_id for block in stored.blocks if block.purpose == "confirm"}
+    assert len(again) == 6
+    assert again.isdisjoint(trace.prompt_id for trace in stored.traces)
 
 
 def test_a_refusal_at_one_temperature_does_not_affect_another(tmp_path):

@@ -1,15 +1,21 @@
-"""The environment of a run in which only servers decode: its GPU, or the CPU without a driver."""
+"""A run on this machine: its environment if only servers decode, and the budgets of its engines."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from specbench.bench import machine
 from specbench.bench.machine import ThisMachine
+from specbench.bench.served.cycles import Cycle
+from specbench.bench.units import WholeTarget
 from specbench.probes import gpu
 from specbench.records import Environment
+from specbench.runs import create_run
 from specbench.settings import LoadSettings, RunSettings, WorkloadSettings
-from tests.bench.fakes import RecordingWatch
+from tests.bench.fake_runs import run_record
+from tests.bench.fakes import FakeClock, RecordingWatch
+from tests.bench.served.served_runs import plan_of
 from tests.probes.fake_nvml import FakeGpu, FakeNvml, partitioned_gpu
 
 MIXED = FakeNvml(FakeGpu(uuid="GPU-slow", name="Small"), FakeGpu(uuid="GPU-fast", name="Large"))
@@ -56,3 +62,18 @@ def test_a_served_run_on_a_gpu_that_nvml_does_not_show_is_not_recorded_as_of_a_c
 def test_a_served_run_without_a_driver_is_of_the_cpu(environment):
     got = environment(WITHOUT_NVML, has_driver=False)
     assert (got.device, got.processor) == ("cpu", got.cpu)
+
+
+def test_the_engines_of_this_process_leave_a_server_its_share_of_the_budget(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, engines=("builtin", "vllm"), budget_s=100.0)
+    clock, begun = FakeClock(), []
+
+    def measure_unit(_self, unit, _store, deadline):
+        begun.append((type(unit), deadline.seconds_left("confirm")))
+        clock.now_s += 60.0
+
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(ThisMachine, "measure_unit", measure_unit)
+    with create_run(tmp_path, run_record(plan)) as store:
+        ThisMachine(plan.settings, plan.pairings, RecordingWatch()).measure([plan], (), store)
+    assert begun == [(WholeTarget, 50.0), (Cycle, 50.0)]

@@ -131,6 +131,21 @@ def test_a_drafter_missing_on_resume_is_skipped_and_the_run_continues(tmp_path):
     assert run.is_complete
 
 
+@pytest.mark.parametrize("gone", [(), ("bad",)], ids=["it is back", "it is gone"])
+def test_a_run_resumed_with_other_drafters_still_drops_k_under_its_budget(tmp_path, gone):
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=8000.0), TWENTY)
+    engines = [
+        FakeEngine(refuses=dict.fromkeys(names, ModelError("it is not there")))
+        for names in ({"bad"}.difference(gone), gone)
+    ]
+    with pytest.raises(Interrupted):
+        measure(plan, engines[0], tmp_path, stop_after(7))
+    before = load_run(RUN_ID, tmp_path)
+    run = measure(plan, engines[1], tmp_path)
+    slow = "big/good|own.jsonl|builtin|ngram|k2|c1|t0|float32"
+    assert not any(slow in block.order for block in explored(run)[len(before.blocks) + 5 :])
+
+
 def test_a_complete_run_has_nothing_left_to_measure(tmp_path, uninterrupted):
     plan = make_plan(tmp_path, HALF, TWELVE)
     measure(plan, FakeEngine(), tmp_path)

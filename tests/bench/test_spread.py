@@ -11,7 +11,7 @@ import pytest
 from specbench.bench import cluster as cluster_run
 from specbench.bench import machine
 from specbench.bench.budget import Deadline, block_seconds
-from specbench.bench.cluster import MAX_ATTEMPTS, ClusterScheduler, select_nodes
+from specbench.bench.cluster import MAX_ATTEMPTS, ClusterScheduler, TaskEnded, select_nodes
 from specbench.bench.planning import RunPlan
 from specbench.bench.units import WholeTarget
 from specbench.decode.launcher import Launcher
@@ -42,7 +42,9 @@ class Words:
     label: str
     words: tuple[str, ...]
     plan: object = field(
-        default_factory=lambda: SimpleNamespace(target=SimpleNamespace(name=""), pairings=())
+        default_factory=lambda: SimpleNamespace(
+            target=SimpleNamespace(name=""), pairings=(), budget_s=None
+        )
     )
 
     def measure(self, store, reporter):
@@ -106,7 +108,7 @@ def spread_over(cluster, tmp_path, engines):
     ):
         for engine in engines:
             engine.store = store
-        spread.keep_busy([engine.next_unit for engine in engines], store, None)
+        spread.keep_busy([engine.next_unit for engine in engines], store)
         return [record.reason for record in store.records], watch
 
 
@@ -160,6 +162,23 @@ def test_a_unit_that_kills_every_worker_fails_and_the_rest_continues(tmp_path):
     assert re.search("u0: failed 3 times", stored[0])
     assert Counter(stored[1:]) == words_of(units(2)[1:])
     assert len(watch.warnings) == MAX_ATTEMPTS
+
+
+class Leaving(FakeCluster):
+    """Its nodes leave as soon as the task of this number has ended."""
+
+    last = 2  # after the survey and a unit
+
+    def next_event(self):
+        event = super().next_event()
+        if event.task == self.last and isinstance(event.message, TaskEnded):
+            self._slots.clear()
+        return event
+
+
+def test_a_run_whose_nodes_leave_when_all_is_measured_is_complete(tmp_path):
+    stored, _ = spread_over(Leaving({"a": 1}), tmp_path, [InTwoPasses(units(2), [])])
+    assert Counter(stored) == words_of(units(2))
 
 
 def test_a_run_that_lost_every_node_ends_with_the_resume_command(tmp_path):

@@ -338,7 +338,7 @@ def test_progress_is_reported_for_every_block(tmp_path):
     assert [done for done, _, _ in watch.advances] == [*range(1, 7), *range(1, 7)]
     assert {total for _, total, _ in watch.advances} == {6}
     assert watch.stages[:2] == ["big: warming up", "big: measuring own.jsonl"]
-    assert watch.stages[-1].startswith("big: measuring the winners on other prompts own.jsonl")
+    assert watch.stages[-1].startswith("big: measuring the winners again own.jsonl")
     assert watch.warnings == []
 
 

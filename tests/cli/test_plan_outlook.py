@@ -62,6 +62,16 @@ def test_a_budget_that_is_too_short_is_named_with_the_shortest_that_is_not(tmp_p
         assert (planned["least_budget_s"], planned["open_settings"]) == (None, [])
 
 
+def test_targets_share_the_budget(tmp_path: Path) -> None:
+    words = ("demo/draft", "-k", "4", "-w", "code", "--time-budget", "10s")
+    alone = outlook(tmp_path, *words)
+    options = ("--dry-run", "--json", "--device", "cpu")
+    both = specbench("run", *words, "shape-8b", *options, cwd=tmp_path)
+    demo, _ = json.loads(both.out)["estimates"]
+    assert alone["seconds"] - demo["seconds"] == pytest.approx(5)
+    assert demo["least_budget_s"] == pytest.approx(2 * alone["least_budget_s"])
+
+
 def test_a_margin_that_the_machine_alone_exceeds_is_refused(tmp_path: Path) -> None:
     least = least_margin(MachineKind.QUIET_CPU, num_requests=3 * 40)  # repeats and prompts
     words = ("run", "demo/draft", "--device", "cpu", "--margin-of-error")
