@@ -28,7 +28,8 @@ class AdhocPairing:
         typer.Option(
             metavar="MODEL",
             rich_help_panel=_PANEL,
-            help="Measure this model: a folder, hub id, demo:NAME or GGUF file (llama_cpp).",
+            help="Measure this model: a folder, hub id, demo:NAME, GGUF file (llama_cpp), or a "
+            "target in pairings.yaml.",
             show_default=False,
         ),
     ] = None
@@ -40,7 +41,7 @@ class AdhocPairing:
             rich_help_panel=_PANEL,
             help="With --target: draft model or head (folder, hub id, demo:NAME, FILE.gguf), "
             "METHOD=MODEL, or a method such as ngram. Repeatable.",
-            show_default="methods without a draft model",
+            show_default="those of pairings.yaml, else methods without a draft model",
         ),
     ] = None
 

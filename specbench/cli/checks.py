@@ -21,6 +21,7 @@ from specbench.settings import (
     ServerSettings,
 )
 from specbench.settings.groups import Acceptance
+from specbench.settings.option import leaves
 
 
 def checked(settings: RunSettings, *, is_resumed: bool = False) -> RunSettings:
@@ -170,6 +171,11 @@ _SECRET = re.compile(
 )
 _SIMULATES = re.compile(r"--spec-synth|synthetic_acceptance|rejection_sample_method\W*synthetic")
 _OURS = ("--host", "--port")
+# Server settings that are read only when a server is started.
+_OF_STARTS = (
+    *("launch", "engine_python", "engine_args", "variants"),
+    *("engine_version", "start_timeout_s"),
+)
 # Flags that set the method or K, and those that set the model, which are other axes.
 _DRAFTS = re.compile(
     r"--(draft(-n|-max)?|extra-llm-api-options|spec-(type|draft-n-max)"
@@ -182,8 +188,17 @@ def _require_servers(settings: RunSettings) -> None:
     """Raises UsageError for server options without a server, and for options no server has."""
     served = [engine for engine in settings.load.engines if engine in SERVED]
     _require_variants(settings)
+    of_builtin = _given(settings.decoder, "forward", "graph", "kernels")
+    if of_builtin and BUILTIN not in settings.load.engines:
+        raise UsageError(f"{', '.join(of_builtin)}: needs the built-in decoder; leave it out")
     if not served:
-        if settings.servers != ServerSettings():
+        unread = settings.servers
+        if costs := settings.forecasting.costs:
+            from specbench.forecast.engine_costs import is_address
+
+            if any(map(is_address, costs)):  # the form of requests to them
+                unread = replace(unread, served_model_name=None, omit_fields=())
+        if unread != ServerSettings():
             raise UsageError(
                 "options of servers, such as --base-url, --engine-command and --restart-cycles, "
                 f"need a serving engine; add --engine with one of {', '.join(SERVED)}"
@@ -202,6 +217,11 @@ def _require_servers(settings: RunSettings) -> None:
         raise UsageError(
             f"--request-rate needs a single --concurrency for {names}: a server gets requests at "
             "their times, however many are open"
+        )
+    if settings.effort.num_repeats is not None and len(served) == len(settings.load.engines):
+        raise UsageError(
+            "--repeats is for engines in this process; a server repeats its prompts in every "
+            "cycle, so use --restart-cycles"
         )
     variants = {f"--variant {name}": w for name, w in (settings.servers.variants or {}).items()}
     arguments = {"--engine-args": settings.servers.engine_args, **variants}
@@ -229,18 +249,15 @@ def _require_servers(settings: RunSettings) -> None:
                 f"{option}: specbench sets {flag} for every K; leave it out, and choose the "
                 "model, the method and K with the pairing and -k"
             )
-    urls, is_started = (
-        settings.servers.base_urls,
-        settings.servers.launch or settings.servers.engine_python,
-    )
+    urls = settings.servers.base_urls
     if urls and len(served) > 1:
         raise UsageError(
             f"--base-url needs a single engine, but --engine names {names}; make one run for each"
         )
-    if urls and (is_started or settings.servers.engine_args):
+    if urls and (of_starts := _given(settings.servers, *_OF_STARTS)):
         raise UsageError(
-            "--base-url measures what runs already, so --engine-command, --engine-python and "
-            "--engine-args have nothing to start; use one or the other"
+            f"--base-url measures what runs already, so {', '.join(of_starts)} would have nothing "
+            "to start; use one or the other"
         )
     if OPENAI in served and not urls:
         raise UsageError(
@@ -249,7 +266,7 @@ def _require_servers(settings: RunSettings) -> None:
         )
     for url in urls:
         Address.at(url, "--base-url")
-    if settings.servers.served_model_name and not (urls or settings.forecasting.costs):
+    if settings.servers.served_model_name and not urls:
         raise UsageError(
             "--served-model-name chooses a model of a running server: add its --base-url, or name "
             "a started server's model with --engine-args '--served-model-name NAME'"
@@ -261,6 +278,15 @@ def _require_servers(settings: RunSettings) -> None:
         if name in settings.servers.omit_fields and not is_off:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"--omit-fields {name} would drop {option}; leave one of them out")
+
+
+def _given(group: DecoderSettings | ServerSettings, *names: str) -> list[str]:
+    """The options of these fields that have another value than the default."""
+    return [
+        leaf.option.names_of(leaf.name)[0]
+        for leaf in leaves(type(group))
+        if leaf.option and leaf.name in names and getattr(group, leaf.name) != leaf.default
+    ]
 
 
 def _require_own_schemes(settings: RunSettings) -> None:
@@ -295,9 +321,4 @@ def _require_variants(settings: RunSettings) -> None:
         raise UsageError(
             "--variant needs a single engine, since each has other arguments, but --engine names "
             f"{', '.join(settings.load.engines)}; make one run for each"
-        )
-    if settings.servers.base_urls:
-        raise UsageError(
-            "--variant starts the engine with each set of arguments, but --base-url measures what "
-            "runs already; use one or the other"
         )

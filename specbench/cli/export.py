@@ -161,8 +161,13 @@ def export(
             "--format golden needs --thinking on or --thinking off; other formats do not take it"
         )
     if file_format is not None:
-        if as_json or engine_version is not None:
-            raise UsageError("--format writes another file; drop --json and --engine-version")
+        if as_json or engine_version is not None or simulate_acceptance is not None:
+            raise UsageError(
+                "--format writes another file; drop --json, --engine-version and "
+                "--simulate-acceptance"
+            )
+        if thinking is not None and num_speculative_tokens is not None:
+            raise UsageError("-k: --format golden writes every K; drop -k")
         _require_one(chosen, f"--format {file_format}")
         stored = _find_run({chosen[0].name}, run, runs_dir)
         text = _acceptance(stored, chosen[0], selection, num_speculative_tokens, thinking)

@@ -1,5 +1,6 @@
 """`specbench history`: metrics over the stored runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,7 @@ def history(
     series_of_runs = history_of(past, metrics, allowed=allowed)
     if not series_of_runs.series:
         filters = {"--pairing": pairing, "--workload": workload}
-        raise UsageError(_why_nothing(metric, filters, past, series_of_runs))
+        raise UsageError(_why_nothing(metrics, filters, past, series_of_runs))
     shown = history_report(series_of_runs)
     if html is not None:
         from specbench.report.charts.lines import history_charts
@@ -80,18 +81,24 @@ def history(
 
 
 def _why_nothing(
-    metric: str, filters: dict[str, str | None], past: "list[PastRun]", history: "History"
+    metrics: Sequence[str],
+    filters: dict[str, str | None],
+    past: "list[PastRun]",
+    history: "History",
 ) -> str:
     from specbench.report.history import left_out_lines
     from specbench.words.numbers import plural
 
-    values = [run_cell.metrics.get(metric) for run in past for run_cell in run.cells]
-    if any(isinstance(value, tuple) for value in values):
-        return f"--metric {metric}: a list, not one figure per run; `specbench report` shows it"
+    cells = [cell.metrics for run in past for cell in run.cells]
+    if lists := [m for m in metrics if any(isinstance(cell.get(m), tuple) for cell in cells)]:
+        return (
+            f"--metric {', '.join(lists)}: a list, not one figure per run; `specbench report` "
+            "shows it"
+        )
     num_runs = len(past) - len({left.run_id for left in history.left_out})
     text = "".join(f" with {option} {word}" for option, word in filters.items() if word is not None)
     reason = (
-        f"no valid cell of {plural(num_runs, 'run')}{text} has {' or '.join(metric.split(','))}; "
+        f"no valid cell of {plural(num_runs, 'run')}{text} has {' or '.join(metrics)}; "
         "`specbench list metrics` lists all metrics, `specbench report` those of a run"
     )
     return "\n".join((reason, *left_out_lines(history)))

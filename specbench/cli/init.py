@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,7 +99,7 @@ def init(
     ] = Path(),
 ) -> None:
     """Write a pairings.yaml, prompts and a CI workflow to begin with."""
-    named = pair if pair.target is not None or pair.drafts else _DEMO
+    named = pair if pair.target is not None or pair.drafts else replace(_DEMO, p_min=pair.p_min)
     pairings = named.pairings(RunSettings.unset(), ())
     prompts = (json.dumps({"id": f"p{n}", "turns": [text]}) for n, text in enumerate(_PROMPTS, 1))
     texts = {

@@ -14,10 +14,10 @@ from specbench.errors import UsageError
 from specbench.settings import DraftSettings, MachineSettings, RunSettings
 from specbench.settings.groups import (
     DEFAULT_WORKLOADS,
+    NEW_TOKENS,
+    PAIRINGS,
     K,
-    MaxNewTokens,
     ModelImplementation,
-    PairingNames,
     PairingsFile,
     Seed,
 )
@@ -36,11 +36,13 @@ _MARKS = {"accepted": "+", "rejected": "-", "own": "="}
 class InspectOptions:
     """The options that `inspect` shares with `run`."""
 
-    pairings: PairingNames
+    pairings: Annotated[
+        tuple[str, ...], replace(PAIRINGS, help="target/drafter, a single one.", shown=False)
+    ]
     draft: Annotated[DraftSettings, replace(K, help="K: a number.")] = field(
         default_factory=DraftSettings
     )
-    max_new_tokens: MaxNewTokens = None
+    max_new_tokens: Annotated[int | None, replace(NEW_TOKENS, shown=f"{MAX_NEW_TOKENS}")] = None
     forward: ModelImplementation = "auto"
     machine: MachineSettings
     seed: Seed = 0

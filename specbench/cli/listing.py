@@ -68,7 +68,11 @@ def list_things(
 ) -> None:
     """List pairings, workloads, methods, their parameters, metrics, model families or runs."""
     kind = one_of("list", kind, *_COLUMNS)
-    _require_together(kind, fits=fits, gpu=gpu, check_hub=check_hub, write=write)
+    if kind != "pairings" and (fits or check_hub or pairings_file is not None):
+        raise UsageError(f"--fits, --check-hub and --config are for list pairings, not list {kind}")
+    if kind != "runs" and runs_dir != options.RUNS_DIR:
+        raise UsageError(f"--runs-dir is for list runs, not list {kind}")
+    _require_together(fits=fits, gpu=gpu, check_hub=check_hub, write=write)
     if check_hub:
         _check_hub(pairings_file, write, as_json=as_json)
         return
@@ -94,12 +98,8 @@ def list_things(
         print_rows(_COLUMNS[kind], rows)
 
 
-def _require_together(
-    kind: str, *, fits: bool, gpu: str | None, check_hub: bool, write: Path | None
-) -> None:
-    """UsageError for options that would have no effect."""
-    if (fits or check_hub) and kind != "pairings":
-        raise UsageError(f"--fits and --check-hub are for list pairings, not list {kind}")
+def _require_together(*, fits: bool, gpu: str | None, check_hub: bool, write: Path | None) -> None:
+    """UsageError for options of `list pairings` that would have no effect."""
     if fits and check_hub:
         raise UsageError("--check-hub looks at every pairing; leave out --fits")
     if gpu is not None and not fits:
@@ -142,7 +142,7 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
             "target": pairing.target.model.source,
             "draft": pairing.drafter.model.source if pairing.drafter.model else None,
             "num_speculative_tokens": pairing.drafter.num_speculative_tokens,
-            "k": pairing.drafter.num_speculative_tokens or DEFAULT_K,  # of a run without -k
+            "k": _usual_k(pairing.drafter),
             "lossy": str(pairing.drafter.lossy) if pairing.drafter.lossy else None,
             "weights_gib": pairing.weights_gib,
             "weights": _weights(pairing),
@@ -151,6 +151,13 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
         }
         for pairing in pairings
     ]
+
+
+def _usual_k(drafter: "DrafterSpec") -> int:
+    """The K of a run without -k, which the drafter's files may limit further."""
+    from specbench.methods import find_method
+
+    return find_method(drafter.method).only_k or drafter.num_speculative_tokens or DEFAULT_K
 
 
 def _note(pairing: "Pairing", *, is_first: bool) -> str:
@@ -314,13 +321,14 @@ def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, .
     machine = find_machine(
         DeploymentSpec(device="cpu"), "auto", gpu=gpu, gpu_memory=None, gpu_bandwidth=None
     )
-    memory, device = machine.setup.memory_bytes or 0, machine.setup.device
+    memory, device = machine.setup.memory_bytes, machine.setup.device
+    size = "unknown memory" if memory is None else f"{memory / GIB:.1f} GiB"
     judged = [(pairing, fits(pairing, machine.setup)) for pairing in pairings]
     kept = tuple(pairing for pairing, fit in judged if fit)
     num_unknown = sum(fit is None for _, fit in judged)
     num_large = len(judged) - len(kept) - num_unknown
     lines = [
-        f"{machine.name}, {memory / GIB:.1f} GiB: the weights of {len(kept)} pairings fit, those "
+        f"{machine.name}, {size}: the weights of {len(kept)} pairings fit, those "
         f"of {num_large} do not, and those of {num_unknown} are unknown."
     ]
     if device == "cpu":

@@ -53,7 +53,7 @@ Adaptive = Annotated[
 
 
 class Nodes(NamedTuple):
-    """The cluster's address, and GPUs per task; None: all GPUs of a node."""
+    """The cluster's address, and GPUs per task; None: 1 if the nodes have any."""
 
     address: str
     gpus_per_task: int | None
@@ -148,15 +148,15 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         pairings = known.select(names, methods)
     else:
         pairings = pair.pairings(settings, methods, runs_dir)
-    if call.dry_run:
-        is_here = nodes is None
-        _show_plan(settings, pairings, runs_dir, is_here=is_here, as_json=call.as_json)
-        return
     if nodes is not None and settings.servers.base_urls:
         raise UsageError(
             "--ray starts servers on its nodes, and --base-url measures those that run already; "
             "leave one or the other out"
         )
+    if call.dry_run:
+        is_here = nodes is None
+        _show_plan(settings, pairings, runs_dir, is_here=is_here, as_json=call.as_json)
+        return
     settings = of_pairings(settings, pairings)
     if nodes is None:
         plan = preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
@@ -166,11 +166,13 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         plan = plan_run(settings, pairings)
     if pair.target is not None:
         typer.echo(yaml_snippet(pairings), err=True)
+    skips = ("--skip-memory-check",) if call.skip_memory_check else ()
+    command = [settings.command, *(nodes.words if nodes else ()), *skips]
     began_s = time.monotonic()
-    run = run_planned(plan, runs_dir, resume, nodes=nodes, is_verbose=call.verbose)
+    run = run_planned(plan, runs_dir, resume, command, nodes, is_verbose=call.verbose)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
         typer.echo(warning, err=True)
-    _print_outcome(run, as_json=call.as_json, is_verbose=call.verbose)
+    _print_outcome(run, command, as_json=call.as_json, is_verbose=call.verbose)
 
 
 def preflight_with_times(
@@ -206,14 +208,14 @@ def of_pairings(settings: RunSettings, pairings: "Sequence[Pairing]") -> RunSett
 def run_planned(
     plan: "RunPlan",
     runs_dir: Path,
-    resume: str | None = None,
-    command: Sequence[str] = (),
+    resume: str | None,
+    command: Sequence[str],
     nodes: Nodes | None = None,
     *,
     is_verbose: bool = False,
 ) -> "StoredRun":
     """The run, with its progress shown; exits 130 if interrupted and 4 if the device is lost.
-    `command`: the words to resume it with, if they are not those of the settings."""
+    `command`: the words to resume it with, without its folder and id."""
     from specbench.cli.progress import ProgressWatch
 
     settings = plan.settings
@@ -221,7 +223,7 @@ def run_planned(
     def last_words(run_id: str | None) -> str:
         if run_id is None:
             return "interrupted before anything was measured"
-        return f"interrupted; {_to_resume(settings, runs_dir, run_id, command, nodes)}"
+        return f"interrupted; {_to_resume(command, runs_dir, run_id)}"
 
     with ProgressWatch(last_words, is_verbose=is_verbose) as watch:
         watch.stage("starting")
@@ -234,27 +236,26 @@ def run_planned(
             watch.close()
             if watch.id is None:
                 raise
-            text = f"error: {error}; {_to_resume(settings, runs_dir, watch.id, command, nodes)}"
+            text = f"error: {error}; {_to_resume(command, runs_dir, watch.id)}"
             typer.echo(text, err=True)
             raise typer.Exit(ExitCode.INCOMPLETE) from None
 
 
-def _to_resume(
-    settings: RunSettings, runs_dir: Path, run_id: str, command: Sequence[str], nodes: Nodes | None
-) -> str:
-    words = ["specbench", *(command or [settings.command]), "--runs-dir", str(runs_dir)]
-    words += nodes.words if nodes else ()
-    return f"finished blocks are kept. Resume with: {shlex.join([*words, '--resume', run_id])}"
+def _to_resume(command: Sequence[str], runs_dir: Path, run_id: str) -> str:
+    words = ["specbench", *command, "--runs-dir", str(runs_dir), "--resume", run_id]
+    return f"finished blocks are kept. Resume with: {shlex.join(words)}"
 
 
-def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None:
+def _print_outcome(
+    run: "StoredRun", command: Sequence[str], *, as_json: bool, is_verbose: bool
+) -> None:
     from specbench.cli.answer import print_answer, print_documents
     from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
     from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import noise_lines, text
 
-    require_measured(run)
+    require_measured(run, command)
     document = build_document(run)
     paths = write_report([run], [document], TEXTS, run.folder)
     if as_json:
@@ -270,7 +271,7 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
     require_decided(has_undecided(document))
 
 
-def require_measured(run: "StoredRun", command: Sequence[str] = ()) -> None:
+def require_measured(run: "StoredRun", command: Sequence[str]) -> None:
     """Exits 4 if a run ended without a figure, and 2, without keeping the run, if no model could be
     loaded. `command`: as in `run_planned`.
     """
@@ -286,7 +287,7 @@ def require_measured(run: "StoredRun", command: Sequence[str] = ()) -> None:
         if run.was_budget_too_short:
             remedy = "start again with a longer --time-budget"
         else:
-            remedy = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, command, None)
+            remedy = _to_resume(command, run.folder.parent, run.run.run_id)
         typer.echo(f"error: {text}; {remedy}", err=True)
         raise typer.Exit(ExitCode.INCOMPLETE)
 

@@ -119,7 +119,7 @@ class PairOptions:
             metavar="P",
             help="Rank each drafter also with chains that end where the draft has no token of this "
             "probability: 0,0.6,0.8.",
-            show_default="0: K tokens",
+            show_default="the pairing's, or 0: K tokens",
         ),
     ] = None
     draft: Annotated[
@@ -206,10 +206,10 @@ def _interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | N
 
     if call.resume is None:
         return None
-    if call.drafts or call.discover or call.dry_run or call.p_min:
+    if call.drafts or call.discover or call.published or call.dry_run or call.p_min:
         raise UsageError(
-            "--resume uses the drafters of its run; leave out --draft, --draft-p-min, --discover "
-            "and --dry-run"
+            "--resume uses the drafters of its run; leave out --draft, --draft-p-min, --discover, "
+            "--published and --dry-run"
         )
     stored = load_run(call.resume, call.runs_dir, also_empty=True)
     was = stored.run.settings
@@ -252,7 +252,7 @@ def _command_words(word: str, call: PairOptions) -> list[str]:
         ("--output", call.write),
     ):
         words += [] if value is None else [option, str(value)]
-    return words
+    return [*words, "--skip-memory-check"] if call.skip_memory_check else words
 
 
 def pair(
@@ -332,7 +332,7 @@ def pair(
         except WorkloadError as error:  # memory is planned anyway
             notes = [f"this plan cannot be measured: {error}"]
         _show(prepared, machine._replace(notes=(*machine.notes, *notes)), call)
-        _write(call.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
+        _write(call.write, chosen, [pairing.drafter for pairing in pairings], "not measured")
         return
     _measure(target, prepared, machine, settings, call, stored)
 
@@ -353,6 +353,8 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
             f"{target}: the files of its folder and of each --search-dir are always searched; "
             "leave out --discover, --published, --resume and --output"
         )
+    if call.measure != PairOptions.measure:
+        raise UsageError(f"--measure-top {call.measure}: all drafters of a GGUF file are measured")
     path = Path(target).expanduser()
     file = read_gguf(path)
     spec = ModelSpec(source=target, folder=path.absolute())
@@ -420,8 +422,9 @@ def _measure_gguf(
     settings = of_pairings(settings, pairings)
     plan = preflight(settings, pairings, call.runs_dir)
     require_startable(plan.targets)
-    run = run_planned(fitted(plan), call.runs_dir)
-    require_measured(run)
+    command = [settings.command]
+    run = run_planned(fitted(plan), call.runs_dir, None, command)
+    require_measured(run, command)
     measured = build_document(run)
     ranked = rank(measured.decisions, measured.cells, (), aggregate_run(run))
     paths = write_report([run], [measured], TEXTS, run.folder)
@@ -432,11 +435,11 @@ def _measure_gguf(
     arguments = [*made.command[1:], *settings.servers.engine_args]
     if call.context != PairOptions.context and _ctx_size(call) is None:  # slots share it evenly
         arguments += ["--ctx-size", str(document["machine"]["context"] * call.concurrency)]
-    command = shlex.join(_llama_server(settings, *arguments))
+    started_by = shlex.join(_llama_server(settings, *arguments))
     is_undecided = deployment.is_undecided
     if call.as_json:
         more = {"run_id": run.run.run_id, "ranking": ranking_json(ranked)}
-        options.print_json(document | more | {"command": None if is_undecided else command})
+        options.print_json(document | more | {"command": None if is_undecided else started_by})
     else:
         print_ranking(ranked, measured, paths)
         if is_undecided:
@@ -444,7 +447,7 @@ def _measure_gguf(
         else:
             choice = deployment.pairing.drafter.name if deployment.k else "do not speculate"
             typer.echo(f"{choice}: {joined(made.basis)}")
-            typer.echo(f"\n{command}")
+            typer.echo(f"\n{started_by}")
     require_complete(measured)
     require_decided(is_undecided)
 

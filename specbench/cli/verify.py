@@ -128,9 +128,10 @@ def verify(
             "-k 1..8"
         )
 
-    if settings.servers.cycles is not None:
+    if settings.servers.cycles is not None or settings.servers.num_warmups is not None:
         raise UsageError(
-            "--restart-cycles: verify starts each K once and measures no time; drop it"
+            "--restart-cycles and --warmup: verify starts each K once and measures no time; drop "
+            "them"
         )
 
     if settings.servers.variants:
@@ -145,6 +146,10 @@ def verify(
         raise UsageError(
             "--time-budget bounds how much is sampled, --num-tokens and --detect set it; use one "
             "of them"
+        )
+    if budget is not None and set(settings.load.engines) <= set(SERVED):
+        raise UsageError(
+            "--time-budget limits the engines in this process; for servers use --num-tokens"
         )
     budget_s = parse_seconds(budget or BUDGET)
     share = None if detect is None else parse_share(detect, "--detect")

@@ -1,6 +1,6 @@
 """Tables on a terminal, also on a narrow one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from textwrap import wrap
@@ -41,7 +41,12 @@ class SplitTable(RichTable):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if all(column.no_wrap for column in self.columns):
             self.columns[0].no_wrap = False  # or rich cuts every column
-        for number, part in enumerate(self._parts(console, options)):
+        parts, width = self._parts(console, options)
+        if width > options.max_width:  # words before figures
+            for column in self.columns[: self.num_keys]:
+                column.no_wrap = column.justify == "right"
+            parts, _ = self._parts(console, options)
+        for number, part in enumerate(parts):
             if number:
                 yield ""
             table = copy(self)
@@ -49,8 +54,8 @@ class SplitTable(RichTable):
             table.columns = [replace(self.columns[i], _index=n) for n, i in enumerate(part)]
             yield from RichTable.__rich_console__(table, console, options)
 
-    def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[list[int]]:
-        """The columns of each part."""
+    def _parts(self, console: Console, options: ConsoleOptions) -> tuple[list[list[int]], int]:
+        """The columns of each part, and the least width of the widest part."""
         _, right, _, left = self.padding
         gap = right + left + (self.box is not None)
         needed = []
@@ -60,14 +65,16 @@ class SplitTable(RichTable):
             least = width if column.no_wrap else min(width, _FOLDED)
             needed.append(max(least, column.min_width or 0))
         keys = [*range(self.num_keys)]
-        part = keys
+        parts = [keys]
+
+        def width(part: Sequence[int]) -> int:
+            return sum(gap + needed[column] for column in part) - gap
+
         for i in range(self.num_keys, len(needed)):
-            width = sum(gap + needed[column] for column in (*part, i)) - gap
-            if part != keys and width > options.max_width:
-                yield part
-                part = keys
-            part = [*part, i]
-        yield part
+            if parts[-1] != keys and width((*parts[-1], i)) > options.max_width:
+                parts.append(keys)
+            parts[-1] = [*parts[-1], i]
+        return parts, max(map(width, parts))
 
 
 def _header(table: Table, column: int) -> str:

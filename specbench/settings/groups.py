@@ -57,17 +57,15 @@ def _program(text: str) -> Path:
 
 
 # Options that other commands also have.
-PairingNames = Annotated[
-    tuple[str, ...],
-    Option(
-        is_argument=True,
-        is_repeated=True,
-        read=tuple,
-        help="target/drafter, or a target for all its drafters.",
-        placeholder="PAIRING",
-        shown="the pairings that the file names",
-    ),
-]
+PAIRINGS = Option(
+    is_argument=True,
+    is_repeated=True,
+    read=tuple,
+    help="target/drafter, or a target for all its drafters.",
+    placeholder="PAIRING",
+    shown="the pairings that the file names",
+)
+PairingNames = Annotated[tuple[str, ...], PAIRINGS]
 PairingsFile = Annotated[
     Path | None,
     Option(
@@ -123,10 +121,8 @@ Temperatures = Annotated[
         placeholder="N",
     ),
 ]
-MaxNewTokens = Annotated[
-    int | None,
-    Option(min=2, max=131072, help="Maximum tokens per answer.", shown="the workload's"),
-]
+NEW_TOKENS = Option(min=2, max=131072, help="Maximum tokens per answer.", shown="the workload's")
+MaxNewTokens = Annotated[int | None, NEW_TOKENS]
 PROMPTS = Option(
     names=("--num-prompts",),
     min=1,

@@ -38,9 +38,9 @@ _LIMIT_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class Ks(NamedTuple):
-    """The K to measure; None: the pairing's own. `adaptive`: also one picked round by round."""
+    """The fixed K to measure, none for only `auto`. `adaptive`: also one picked round by round."""
 
-    fixed: tuple[int, ...] | None
+    fixed: tuple[int, ...]
     adaptive: bool
 
 

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from specbench.cli.console import WIDTH
+from specbench.cli.console import WIDTH, plain_table
 from specbench.cli.progress import LiveCells, ProgressWatch, _LiveProgress
 from specbench.records import DeviceSample, RoundLog
 from specbench.report.split_table import SplitTable
+from specbench.words.table import text_table
 from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import specbench
 from tests.made_records import made_block, made_request, steps
@@ -119,6 +120,18 @@ def test_each_part_of_a_split_table_begins_with_its_keys():
         ["drafter", "K", "speedup"],
         ["draft", "4", "1.54x"],
     ]
+
+
+def test_names_that_are_wider_than_the_terminal_are_wrapped():
+    names = ("a-long-target/with-a-long-drafter", "the workload of long requests")
+    headers = ("pairing", "workload", "K", "speedup", "verdict")
+    rows = [(*names, "0..8", "1.90x [1.80, 2.00]", "not measured again, so unknown")]
+    table = plain_table(text_table("", headers, rows, num_names=2, num_remarks=1), num_keys=3)
+    out = StringIO()
+    Console(file=out, width=60).print(table)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "1.90x [1.80, 2.00]" in out.getvalue()
 
 
 @pytest.mark.parametrize("variable", ["COLUMNS", "FORCE_COLOR"])

@@ -139,6 +139,12 @@ def test_bounds_and_defaults_are_in_words(tmp_path):
     assert re.search(r"BASELINE [^.]*\. Required\.", required)
 
 
+def test_inspect_states_its_own_defaults(tmp_path):
+    out = " ".join(specbench("inspect", "--help", cwd=tmp_path).out.split())
+    assert "Maximum tokens per answer. From 2 to 131,072. Default: 128." in out
+    assert "that the file names" not in out  # it needs one pairing
+
+
 def test_every_value_except_numbers_has_its_own_placeholder(tmp_path):
     numbers = set()
     for command in COMMANDS:

@@ -131,6 +131,10 @@ def test_the_history_page_is_written_to_the_given_path(nightly, tmp_path):
         (("--metric", "speed"), "did you mean 'cpu_speedup'? choose from"),
         (("--metric", "joules_per_token"), "no valid cell of 10 runs has joules_per_token"),
         (
+            ("--metric", "joules_per_token,acceptance_rate_per_position"),
+            "--metric acceptance_rate_per_position: a list",
+        ),
+        (
             ("--pairing", "nobody/x", *METRIC),
             "runs with --pairing nobody/x has aggregate_tok",
         ),

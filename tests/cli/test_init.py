@@ -25,6 +25,13 @@ def test_init_creates_a_project_that_is_ready_to_run(tmp_path: Path) -> None:
     assert "  cd " not in ran.out
 
 
+def test_init_writes_the_probability_at_which_drafting_stops(tmp_path: Path) -> None:
+    assert specbench("init --draft-p-min 0.6", cwd=tmp_path).code == 0
+    pairings = load_pairings(tmp_path / "pairings.yaml").all
+    assert [pairing.name for pairing in pairings] == ["target/draft-p0.6", "target/ngram"]
+    assert pairings[0].drafter.p_min == 0.6
+
+
 def test_init_advises_to_change_into_the_new_folder_first(tmp_path: Path) -> None:
     ran = specbench("init", "my gate", cwd=tmp_path)
     advice, *commands = ran.out.splitlines()[-3:]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench.bench import benchmark
 from specbench.cli import listing as specbench_listing
 from specbench.runs import load_run
 from tests.cli.calls import CommandResult, specbench
@@ -69,6 +70,21 @@ def test_ctrl_c_and_sigterm_keep_blocks_and_print_the_resume_command(tiny, tmp_p
     assert after.blocks[: len(before.blocks)] == before.blocks
     planned = {block.prompt_id for block in after.blocks if block.purpose == "explore"}
     assert planned == {f"p{i}" for i in range(6)}
+
+
+@pytest.mark.parametrize("command", ["run tiny/draft", "pair ./target --draft ngram"])
+def test_the_resume_command_has_the_options_that_a_run_does_not_store(
+    command, tiny, tmp_path, monkeypatch
+):
+    def interrupted(_plan, _root, watch, **_):
+        watch.run_id("made")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "run_benchmark", interrupted)
+    words = ("-w", "prompts.jsonl", "--skip-memory-check", *SMALL, "--runs-dir", tmp_path)
+    err = specbench(command, *words, cwd=tiny).err
+    (again,) = re.findall(r"Resume with: specbench (.*)$", err, re.MULTILINE)
+    assert "--skip-memory-check" in again
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 
+from specbench.cli.hardware import MachineSummary
+from specbench.fit.memory_plan import DeploymentSpec
 from tests.cli.calls import specbench
 
 KINDS = ("pairings", "workloads", "methods", "parameters", "metrics", "families", "runs")
@@ -37,6 +39,21 @@ def test_pairings_are_those_of_the_working_folder(tiny):
     ]
     assert all(row["k"] for row in rows)  # as in a run without -k if the file has none
     assert not all(row["num_speculative_tokens"] for row in rows)
+
+
+def test_a_method_with_one_k_is_listed_with_it(tmp_path):
+    (tmp_path / "pairings.yaml").write_text(
+        "targets: {t: {model: 'demo:target', drafters: {counts: {method: ngram_cache}}}}"
+    )
+    (row,) = json.loads(specbench("list pairings --json -c pairings.yaml", cwd=tmp_path).out)
+    assert (row["num_speculative_tokens"], row["k"]) == (None, 8)
+
+
+def test_unknown_memory_of_a_gpu_is_not_shown_as_none(tmp_path, monkeypatch):
+    unknown = MachineSummary("GPU", DeploymentSpec(device="cuda"), ())
+    monkeypatch.setattr("specbench.cli.hardware.find_machine", lambda *_, **__: unknown)
+    ran = specbench("list pairings --fits", cwd=tmp_path)
+    assert ran.err.startswith("GPU, unknown memory: the weights of 0 pairings fit, those of 0 do")
 
 
 def test_drafters_are_listed_with_their_parameters(tmp_path):

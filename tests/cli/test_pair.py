@@ -130,6 +130,10 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
     read = load_pairings(shelf / "fits.yaml")
     assert [pairing.name for pairing in read.all] == ["target/draft", "target/ngram"]
     assert read.all[0].drafter.model.folder == shelf / "draft"
+    stopping = plan(*arguments, "--draft-p-min", "0.6", "--output", "stops.yaml", cwd=shelf)
+    assert stopping.code == 0
+    stops = [pairing.drafter.p_min for pairing in load_pairings(shelf / "stops.yaml").all]
+    assert stops == [0.6, None]
     again = plan(*arguments, "--output", "fits.yaml", cwd=shelf)
     assert again.code == 2
     assert re.search(r"fits\.yaml.*file exists; .*new", again.err)

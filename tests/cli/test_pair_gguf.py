@@ -223,6 +223,7 @@ WRONG_WORDS = {  # and the word that the error names
     "d.gguf --discover": "--discover",
     "d.gguf --search-dir absent": "absent",
     "d.gguf --output new.yaml": "--output",
+    "d.gguf --measure-top 1": "--measure-top",
     "demo:target --engine-python llama-server": "GGUF",
 }
 

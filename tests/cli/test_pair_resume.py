@@ -19,6 +19,9 @@ HERE = ("-w", "prompts.jsonl", "-k", "1,2", *SMALL)
 ASKED = ("pair", "./target", "--draft", "ngram", "--draft", "suffix", "--measure-top", "1", *HERE)
 
 
+REFUSED = "leave out --draft, --draft-p-min, --discover, --published and --dry-run"
+
+
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -56,9 +59,10 @@ def test_the_printed_resume_command_completes_and_ranks(tiny, interrupted):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("./target --draft ngram", "leave out --draft, --draft-p-min, --discover and --dry-run"),
-        ("./target --discover", "leave out --draft, --draft-p-min, --discover and --dry-run"),
-        ("./target --dry-run", "leave out --draft, --draft-p-min, --discover and --dry-run"),
+        ("./target --draft ngram", REFUSED),
+        ("./target --discover", REFUSED),
+        ("./target --published", REFUSED),
+        ("./target --dry-run", REFUSED),
         ("./target --measure-top 2", "was started with 1; leave it out"),
         ("./target --seed 5", "started with different settings (--seed)"),
         ("./draft", "ranks drafters for target, not for draft"),

@@ -151,10 +151,18 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         ),
         ("run demo/draft --dry-run --engine transformers --concurrency 4", "--concurrency 1"),
         ("run demo/draft --dry-run --engine transformers -k auto", "-k auto"),
+        (
+            "run demo/draft --dry-run --engine vllm --base-url http://localhost:1 --ray",
+            "--ray starts servers",
+        ),
         ("run demo/draft --dry-run --slo tpot=20ms --best-of 2 --temperature 1", "--best-of"),
         ("verify demo/draft --detect 1% --num-tokens 999", "--detect and --num-tokens"),
         ("verify demo/draft --time-budget 1m --num-tokens 999", "--time-budget"),
+        ("verify demo/draft --time-budget 1m --engine vllm", "--time-budget"),
+        ("verify demo/draft --warmup 2 --engine vllm", "--warmup"),
         ("list methods --fits", "list methods"),
+        ("list methods --config pairings.yaml", "--config"),
+        ("list workloads --runs-dir old", "--runs-dir"),
         (
             "list things",
             "list 'things': choose from pairings, workloads, methods, parameters, metrics, "
