@@ -61,8 +61,8 @@ class SplitTable(RichTable):
         needed = []
         for column in self.columns:
             cells = (column.header, *column.cells)
-            width = max(Measurement.get(console, options, cell).maximum for cell in cells)
-            least = width if column.no_wrap else min(width, _FOLDED)
+            widest = max(Measurement.get(console, options, cell).maximum for cell in cells)
+            least = widest if column.no_wrap else min(widest, _FOLDED)
             needed.append(max(least, column.min_width or 0))
         keys = [*range(self.num_keys)]
         parts = [keys]
