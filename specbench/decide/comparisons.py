@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 from specbench.doc import Doc
 from specbench.metrics.best_of import by_prompt, first_log_prob, gain, picked_log_prob
 from specbench.metrics.cell import CellData, Pair, against, have_same_text, turn_of
+from specbench.metrics.machine import machine_noise
 from specbench.metrics.pairs import PairedSeconds, paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import number_of
 from specbench.metrics.speed import (
@@ -256,7 +257,11 @@ class AdaptiveComparison:
     ]
     end_to_end: Annotated[Interval | None, Doc("`decode` for whole requests", "x", label="whole")]
     num_units: Annotated[
-        int, Doc("prompts, or passes if requests overlap, that the interval is over", low=1)
+        int,
+        Doc(
+            "prompts that the interval is over, or if requests overlap passes (of a server cycles)",
+            low=1,
+        ),
     ]
     is_confirmed: Annotated[
         bool,
@@ -348,6 +353,7 @@ def _compare_with_fixed(
     ratio = log_speedup(both, paired_decode(both))
     if ratio is None:
         return None
+    is_of_cycles = both.servers and both.key.condition.is_stream
     return AdaptiveComparison(
         adaptive=adaptive.key,
         best_fixed=best.key,
@@ -355,7 +361,7 @@ def _compare_with_fixed(
         minimum_detectable_effect=minimum_detectable_effect(ratio),
         end_to_end=_interval(both, paired_end_to_end(both)),
         mean_num_speculative_tokens=mean_num_speculative_tokens(adaptive),
-        num_units=ratio.num_prompts,
+        num_units=len({*both.cycles.values()}) if is_of_cycles else ratio.num_prompts,
         is_confirmed=is_confirmed,
         valid=not judge_cell(adaptive) and not judge_cell(best),
     )
@@ -458,7 +464,9 @@ def _cost(cell: CellData, single: CellData) -> Interval | None:
     if not sums:
         return None
     samples_sums, single_sums = zip(*sums.values(), strict=True)
-    return interval(log_ratio([samples_sums], [single_sums]))
+    return interval(
+        log_ratio([samples_sums], [single_sums]).on(machine_noise(against(cell, single)))
+    )
 
 
 def _paired_seconds(cell: CellData, single: CellData) -> Iterator[tuple[str, float, float]]:

@@ -6,7 +6,7 @@ at the K that the other half chose. Source: Stone 1974, Cross-validatory choice 
 statistical predictions.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from specbench.decide.recommend import choose
 from specbench.metrics.cell import CellData
 from specbench.metrics.machine import machine_noise
 from specbench.metrics.pairs import PairedSeconds, paired_decode, paired_end_to_end
-from specbench.metrics.stalls import stalls
+from specbench.metrics.stalls import stalls, without
 from specbench.metrics.summary import margin_of, summarize
 from specbench.metrics.validity import judge_cell
 from specbench.records import CellSummary
@@ -37,18 +37,18 @@ def cross_fitted(cells: Sequence[CellData], leader: CellSummary) -> CellSummary 
     if leader.key.condition.overlaps or leader.goodput is not None:
         return None
     valid = {cell.key: cell for cell in cells if not judge_cell(cell)}
-    found = _fitted([_without(cell, stalls(cell).left_out) for cell in valid.values()])
+    found = _fitted([without(cell, stalls(cell).left_out) for cell in valid.values()])
     if found is None:
         return None
     noise = machine_noise(valid[leader.key])
     ratio, end_to_end = (side.on(noise) for side in found)
     screening = leader.screening
     if screening is not None and screening.num_kept:
-        stalled = {key: {*stalls(c).left_out, *stalls(c).unproven} for key, c in valid.items()}
-        rest = _fitted([_without(cell, stalled[key]) for key, cell in valid.items()])
+        rest = _fitted([without(cell, stalls(cell).all) for cell in valid.values()])
         screening = rest and replace(screening, without_any=interval(rest[0].on(noise)))
     return replace(
         leader,
+        num_prompts=ratio.num_prompts,
         speedup=interval(ratio),
         speedup_end_to_end=interval(end_to_end),
         minimum_detectable_effect=minimum_detectable_effect(ratio),
@@ -79,12 +79,6 @@ def _fitted(cells: Sequence[CellData]) -> tuple[LogRatio, LogRatio] | None:
 
 def _joined(halves: Sequence[PairedSeconds]) -> LogRatio:
     return speedup_ratio(*(np.concatenate(columns) for columns in zip(*halves, strict=True)))
-
-
-def _without(cell: CellData, pairs: Collection[int]) -> CellData:
-    stalled = {id(cell.pairs[i].spec) for i in pairs}
-    rest = tuple(request for request in cell.requests if id(request) not in stalled)
-    return replace(cell, requests=rest, is_screened=False)
 
 
 def _restricted(cell: CellData, prompts: frozenset[str]) -> CellData:

@@ -67,14 +67,24 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[Reason]:
     if cost is not None and cost > TOO_SMALL and has_model:
         yield Kind.TARGET_TOO_SMALL(draft=cost)
     if break_even is not None and not cell.key.draft.stops_early:
-        needed, alpha = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
+        # What a round costs in addition to a step is paid by the rounds that draft.
+        paid = 1 + (break_even - 1) / _share_drafting(metrics)
+        needed, alpha = break_even_acceptance(k, paid), number_of(metrics, "alpha")
         if needed is None:
             yield Kind.NEVER_PAYS(k=k, break_even=break_even)
-        elif alpha is not None:
+        elif alpha:
             yield Kind.ACCEPTANCE_PER_TOKEN(alpha=alpha, needed=needed)
     states = number_of(metrics, "state_bytes_per_row")
     if states:
         yield Kind.RECURRENT_STATES(states=states)
+
+
+def _share_drafting(metrics: Mapping[str, float | tuple[float, ...]]) -> float:
+    """The share of rounds that draft, which a lookup does not always; 1 if it is unknown, as
+    without an accepted token."""
+    length = number_of(metrics, "mean_acceptance_length") or 1.0
+    drafted = number_of(metrics, "mean_acceptance_length_when_drafted") or length
+    return (length - 1) / (drafted - 1) if length > 1 else 1.0
 
 
 _BOUND: Mapping[Bound, Kind] = {
@@ -118,9 +128,14 @@ class Units:
         return self.name == "cycle"
 
     @property
+    def needed(self) -> tuple[int, str]:
+        """How many an interval needs."""
+        return MIN_CYCLES if self.are_cycles else MIN_UNITS, self.name
+
+    @property
     def are_too_few(self) -> bool:
-        """Whether an interval needs more prompts or passes."""
-        return not self.are_cycles and self.count < MIN_UNITS
+        """Whether an interval needs more of them."""
+        return self.count < self.needed[0]
 
     @property
     def amount(self) -> tuple[int, str]:
@@ -171,10 +186,12 @@ def reasons_for(
     is_synthetic: bool = False,
 ) -> Iterator[Reason]:
     """Why the leader won or lost, its costs, its evidence and the invalid cells."""
-    if leader is not None:
-        yield from _costs(confirmed or leader)
-        yield from why(confirmed or leader, is_synthetic=is_synthetic)
-        yield from _evidence(leader, confirmed)
+    if (evidence := confirmed or leader) is not None:
+        yield from _costs(evidence)
+        yield from why(evidence, is_synthetic=is_synthetic)
+        if (effect := evidence.minimum_detectable_effect) is not None:
+            yield Kind.DETECTABLE_EFFECT(effect=effect)
+        yield from _width(evidence)
     excluded: dict[tuple[Reason, ...], list[CellSummary]] = {}
     for cell in cells:
         if not cell.valid:
@@ -205,17 +222,6 @@ def _costs(cell: CellSummary) -> Iterator[Reason]:
     tokens = number_of(cell.metrics, "speculation_cost_tokens")
     if num_bytes is not None and num_bytes > 0:
         yield Kind.DRAFTER_MEMORY(bytes=num_bytes, cache_tokens=tokens)
-
-
-def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[Reason]:
-    if confirmed is not None and not confirmed.valid:
-        yield Kind.CONFIRMATION_EXCLUDED(because=confirmed.invalid_reasons)
-    elif confirmed is not None and confirmed.speedup is not None:
-        yield Kind.CONFIRMED(speedup=confirmed.speedup, over=units_of(confirmed).amount)
-    effect = (confirmed or leader).minimum_detectable_effect
-    if effect is not None:
-        yield Kind.DETECTABLE_EFFECT(effect=effect)
-    yield from _width(confirmed or leader)
 
 
 ONE_PROMPT = 0.25  # of the variance over prompts

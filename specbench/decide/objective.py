@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple, get_args
 
-from specbench.decide.comparisons import TIE, judge
+from specbench.decide.comparisons import TIE
 from specbench.decide.recommend import by_question, choose, deciding, near_best
 from specbench.doc import Doc
 from specbench.metrics.cell import CellData, against
@@ -137,7 +137,8 @@ def find_shared_k(
         is_open = decision is not None and decision.verdict is SpeedupVerdict.UNDECIDED
         if decision is not None and decision.leader == leader.key and not is_open:
             best_k[workload] = decision.draft.k
-            if speedup := _speedup_against(decision):
+            speedup = decision.decided_by
+            if speedup is not None and decision.verdict is SpeedupVerdict.NO_SPEEDUP:
                 lost[workload, leader.key.draft.k] = speedup
                 speedups[workload][leader.key.draft.k] = speedup.estimate
         else:
@@ -161,15 +162,6 @@ def find_shared_k(
         open_on=tuple(sorted(open_on)),
         regret_bounds=_regret_bounds(k, best_k, lost, explored),
     )
-
-
-def _speedup_against(decision: Decision) -> Interval | None:
-    """The speedup that decided against the leader, of whole requests if not of decoding; None for
-    another verdict."""
-    if decision.verdict is not SpeedupVerdict.NO_SPEEDUP:
-        return None
-    is_slower = judge(decision.speedup) is SpeedupVerdict.NO_SPEEDUP
-    return decision.speedup if is_slower else decision.end_to_end
 
 
 def _regret_bounds(
@@ -349,7 +341,7 @@ def recommend_for(
     usable = [cell for cell in cells if cell.valid]
     is_latency = objective.name == "latency"  # others are of whole requests anyway (`_gain`)
     against = [d for d in decisions if d.verdict is SpeedupVerdict.NO_SPEEDUP]
-    lost = {d.leader: _speedup_against(d) if is_latency else d.speedup for d in against}
+    lost = {d.leader: d.decided_by if is_latency else d.speedup for d in against}
     groups: dict[Condition, tuple[list[Candidate], list[Candidate]]] = {}
     for cell in usable:
         rate = _rate(cell, objective)

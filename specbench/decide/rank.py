@@ -212,7 +212,7 @@ def rank(
         keys.setdefault(key.pairing, key)
         gains.setdefault(key.pairing, {})[key.condition] = Gain(
             num_speculative_tokens=decision.draft.k,
-            speedup=decision.speedup,
+            speedup=decision.decided_by,
             mean_acceptance_length=lengths.get(key),
             basis="measured",
             verdict=decision.verdict,

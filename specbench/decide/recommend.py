@@ -45,7 +45,6 @@ from specbench.stats.spread import MIN_UNITS
 DIFFERS = 1.05  # whole requests against decoding: from here on an answer is about both
 Option = TypeVar("Option")
 ConfirmedOn = Literal["same", "other", "halves"]  # prompts: those that chose K, others, cross-fit
-_CONFIRMED_ON = {"other": Kind.OTHER_PROMPTS, "halves": Kind.CROSS_FITTED}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,14 +166,14 @@ def decide(
         if rivals:
             answer += (Kind.OTHER_K_OPEN(ks=ks_of(rivals)),)
         elif verdict is not SpeedupVerdict.UNDECIDED and _is_only_judged(choice, num_unmeasured):
-            answer += (Kind.ONLY_K(needed=(MIN_UNITS, units_of(evidence).name)),)
+            answer += (Kind.ONLY_K(needed=units_of(evidence).needed),)
         elif verdict is SpeedupVerdict.UNDECIDED and answer[0].kind in _NARROWED:
             answer += tuple(
                 what_would_narrow(evidence, workload_prompts, is_cut_short=is_cut_short)
             )
     reasons = (
         *reasons_for(choice.cells, leader, confirmed, is_synthetic=is_synthetic),
-        *([_CONFIRMED_ON[confirmed_on]()] if confirmed and confirmed_on != "same" else []),
+        *_confirmation(confirmed, confirmed_on),
         *_standing(choice),
     )
     unused = replace(key.draft, method=NO_DRAFTER, length=Fixed(0))
@@ -210,6 +209,20 @@ def _why_nothing_is_quoted(choice: LeadingCell, confirmed: CellSummary | None) -
         yield Kind.NOT_CONFIRMED(**named_k(leader))
     elif evidence is None or not evidence.valid or evidence.speedup is None:
         yield Kind.CONFIRMATION_INVALID(k=k_of(leader.key.draft.length))
+
+
+def _confirmation(confirmed: CellSummary | None, on: ConfirmedOn) -> Iterator[Reason]:
+    """What confirms the winner."""
+    if confirmed is None:
+        return
+    if on == "halves":
+        yield Kind.CROSS_FITTED()
+    elif not confirmed.valid:
+        yield Kind.CONFIRMATION_EXCLUDED(because=confirmed.invalid_reasons)
+    elif confirmed.speedup is not None:
+        yield Kind.CONFIRMED(speedup=confirmed.speedup, over=units_of(confirmed).amount)
+    if on == "other":
+        yield Kind.OTHER_PROMPTS()
 
 
 # The findings for which more measurements may decide.
@@ -304,23 +317,21 @@ def estimate(cell: CellSummary) -> float:
 
 
 def _standing(choice: LeadingCell) -> Iterator[Reason]:
-    """Why the leader was chosen, if there was a choice."""
-    leader, usable = choice.leader, [cell for cell in choice.cells if _is_usable(cell)]
-    if leader is None or len(usable) < 2:
-        return
-    judged = deciding(choice.cells)
-    if choice.to_confirm is not None:
-        yield Kind.LED(**named_k(leader), tried=ks_of(usable))
-        if pruned := [cell for cell in usable if cell not in judged]:
-            yield Kind.DROPPED(ks=ks_of(pruned))
+    """Why the leader was chosen, if there was a choice, and the K that could not be chosen."""
+    leader, judged = choice.leader, deciding(choice.cells)
+    if leader is None:
         return
     lost = [c for c in judged if judge(c.speedup) is SpeedupVerdict.NO_SPEEDUP and c is not leader]
     is_open = judge(leader.speedup) is not SpeedupVerdict.NO_SPEEDUP
-    if is_open and any(estimate(cell) > estimate(leader) for cell in lost):
+    if len(judged) > 1 and choice.to_confirm is not None:
+        yield Kind.LED(**named_k(leader), tried=ks_of(judged))
+    elif is_open and any(estimate(cell) > estimate(leader) for cell in lost):
         yield Kind.LOOKS_BEST(**named_k(leader))
         yield Kind.OTHERS_LOSE(ks=ks_of(lost))
-    else:
-        yield Kind.HIGHEST_ESTIMATE(**named_k(leader), tried=ks_of(usable))
+    elif len(judged) > 1:
+        yield Kind.HIGHEST_ESTIMATE(**named_k(leader), tried=ks_of(judged))
+    if pruned := [cell for cell in choice.cells if _is_usable(cell) and cell not in judged]:
+        yield Kind.DROPPED(ks=ks_of(pruned))
 
 
 def near_best(options: Collection[Option], value: Callable[[Option], float]) -> list[Option]:
@@ -334,7 +345,7 @@ def _simplicity(cell: CellSummary) -> tuple[int, int]:
 
 
 def _is_only_judged(choice: LeadingCell, num_unmeasured: int) -> bool:
-    """Whether every other K has too few prompts or passes for an interval."""
+    """Whether every other K has too few prompts, passes or cycles for an interval."""
     competitors = [units_of(cell) for cell in choice.cells if cell is not choice.leader]
     are_few = all(units.are_too_few for units in competitors)
     return are_few and len(competitors) + num_unmeasured > 0

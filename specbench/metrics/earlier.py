@@ -39,10 +39,9 @@ def earlier_runs(runs: Iterable[StoredRun], keys: Set[CellKey]) -> EarlierRuns |
     repeated = [several for several in by_key.values() if len(several) > 1]
     if not repeated:
         return None
-    return EarlierRuns(
-        num_runs=max(map(len, repeated)),
-        deviation=float(np.sqrt(np.mean([_between(several) for several in repeated]))),
-    )
+    freedoms = [len(several) - 1 for several in repeated]
+    variance = np.average([_between(several) for several in repeated], weights=freedoms)
+    return EarlierRuns(num_runs=max(freedoms) + 1, deviation=float(np.sqrt(variance)))
 
 
 def _between(several: list[tuple[LogRatio, frozenset[str]]]) -> float:

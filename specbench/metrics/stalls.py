@@ -8,8 +8,8 @@ also stalls, with that evidence, if the client stood still for a part of it.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,10 @@ class Stalls:
     def left_out(self) -> frozenset[int]:
         return frozenset((*self.base, *self.proven))
 
+    @property
+    def all(self) -> frozenset[int]:
+        return self.left_out | {*self.unproven}
+
 
 @once_a_cell
 def stalls(cell: CellData) -> Stalls:
@@ -61,6 +65,13 @@ def stalls(cell: CellData) -> Stalls:
         proven=tuple(sorted(proven)),
         unproven=tuple(i for i in at_k if i not in proven),
     )
+
+
+def without(cell: CellData, pairs: Collection[int]) -> CellData:
+    """The cell without the requests of these pairs, of which none is left out as stalled."""
+    stalled = {id(cell.pairs[i].spec) for i in pairs}
+    rest = tuple(request for request in cell.requests if id(request) not in stalled)
+    return replace(cell, requests=rest, is_screened=False)
 
 
 def is_paused(request: RequestRecord) -> bool:

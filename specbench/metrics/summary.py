@@ -19,7 +19,7 @@ from specbench.metrics.pairs import (
     whole_span,
 )
 from specbench.metrics.registry import measure, number_of
-from specbench.metrics.stalls import stalls
+from specbench.metrics.stalls import stalls, without
 from specbench.metrics.validity import cell_warnings, judge_cell, suspicious_acceptance
 from specbench.records import (
     CellKey,
@@ -147,20 +147,18 @@ def _speed_margin(cell: CellData) -> float | None:
 def _screening(cell: CellData) -> Screening | None:
     """Both figures with and without stalls; None without a stall."""
     stalled_pairs = stalls(cell)
-    if not (stalled_pairs.left_out or stalled_pairs.unproven):
+    if not stalled_pairs.all:
         return None
-    stalled = {id(cell.pairs[i].spec) for i in (*stalled_pairs.left_out, *stalled_pairs.unproven)}
-    rest = tuple(request for request in cell.requests if id(request) not in stalled)
-    every, sound = replace(cell, is_screened=False), replace(cell, requests=rest, is_screened=False)
-    both = [log_speedup(part, paired_decode(part)) for part in (every, sound)]
-    if both[0] is None or both[1] is None:
+    parts = without(cell, ()), without(cell, stalled_pairs.all)
+    every, sound = (log_speedup(part, paired_decode(part)) for part in parts)
+    if every is None or sound is None:
         return None
     return Screening(
         num_baseline=len(stalled_pairs.base),
         num_draft=len(stalled_pairs.proven),
         num_kept=len(stalled_pairs.unproven),
-        with_all=interval(both[0]),
-        without_any=interval(both[1]),
+        with_all=interval(every),
+        without_any=interval(sound),
     )
 
 

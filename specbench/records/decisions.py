@@ -7,7 +7,7 @@ from typing import Annotated
 
 from specbench.doc import Doc
 from specbench.records.keys import CellKey, Condition, DraftConfig, lossy_mark
-from specbench.records.reasons import Reason
+from specbench.records.reasons import Kind, Reason
 from specbench.stats.summaries import Interval
 
 
@@ -206,6 +206,14 @@ class Decision:
         """What every sentence about it ends with, such as ` [lossy: typical]`."""
         lossy = lossy_mark(self.leader.draft.lossy)
         return f"{lossy} [synthetic]" if self.is_synthetic else lossy
+
+    @property
+    def decided_by(self) -> Interval | None:
+        """The speedup that the verdict is about: of whole requests where only decoding is faster,
+        and otherwise the quoted one."""
+        kinds = {reason.kind for reason in self.answer}
+        is_whole = kinds & {Kind.ONLY_DECODING, Kind.OPEN_WHOLE}
+        return self.end_to_end if is_whole else self.speedup
 
     @property
     def condition(self) -> Condition:

@@ -303,7 +303,7 @@ class Kind(StrEnum):
     )
     ACCEPTANCE_BOUND = (
         "acceptance_bound",
-        "acceptance-bound: the largest loss is from rejected draft tokens",
+        "acceptance-bound: the largest loss is from draft tokens rejected or not found",
     )
     OVERHEAD_BOUND = "overhead_bound", "overhead-bound: the largest loss is between forwards"
     ACCEPTANCE_LENGTH = (
@@ -333,14 +333,15 @@ class Kind(StrEnum):
     )
     LED = (
         "led",
-        "exploration phase: {k:K}{mean_k:mean} had the highest estimate of K={tried:ks}",
+        "exploration phase: {k:K}{mean_k:mean} had the highest estimate of K={tried:ks}, within 1%",
     )
-    DROPPED = "dropped", "not measured: K={ks:ks} (dropped before it had an interval)"
+    DROPPED = "dropped", "not compared, without an interval: K={ks:ks}"
     LOOKS_BEST = "looks_best", "undecided: {k:K}{mean_k:mean} looks best so far"
     OTHERS_LOSE = "others_lose", "no speedup: K={ks:ks}"
     HIGHEST_ESTIMATE = (
         "highest_estimate",
-        "{k:K}{mean_k:mean} has the highest estimate of K={tried:ks}; none is shown to be faster",
+        "{k:K}{mean_k:mean} has the highest estimate of K={tried:ks}, within 1%; none is shown to "
+        "be faster",
     )
     DRAFTER_MEMORY = "drafter_memory", "drafter memory: {bytes:MiB}{cache_tokens:cache}"
     DETECTABLE_EFFECT = "detectable_effect", "minimum detectable effect: {effect:effect}"

@@ -10,7 +10,7 @@ from specbench.decide.objective import (
     one_k,
 )
 from specbench.metrics.registry import number_of
-from specbench.records import Condition, Decision, Interval, Kind, Reason, SpeedupVerdict
+from specbench.records import Condition, Decision, Kind, Reason, SpeedupVerdict
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.memory import memory_left
@@ -68,11 +68,12 @@ class SectionAnswer:
 
 def answer(section: Section) -> SectionAnswer:
     quoted, reasons = section.best, tuple[Reason | str, ...]()
-    if quoted is None and len(section.decisions) == 1:
+    if quoted is None and len(section.decisions) == 1 and not section.lacks_drafters:
         (quoted,) = section.decisions
+    verdicts = {decision.verdict for decision in section.decisions}
     if quoted is not None:
         verdict, reasons = quoted.verdict, quoted.answer
-    elif {decision.verdict for decision in section.decisions} == {SpeedupVerdict.NO_SPEEDUP}:
+    elif verdicts == {SpeedupVerdict.NO_SPEEDUP} and not section.lacks_drafters:
         verdict, reasons = SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
     elif section.decisions:
         verdict, reasons = SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),)
@@ -103,15 +104,8 @@ def _why_not_measured(section: Section) -> Iterator[Reason | str]:
             yield Kind.ADD_K()
 
 
-def decided_by(decision: Decision) -> Interval | None:
-    """The speedup that the verdict is about: of whole requests where only decoding is faster."""
-    kinds = {reason.kind for reason in decision.answer}
-    of_whole = kinds & {Kind.ONLY_DECODING, Kind.OPEN_WHOLE}
-    return decision.end_to_end if of_whole else decision.speedup
-
-
 def _card(section: Section, decision: Decision) -> VerdictCard:
-    figure, speedup = "", decided_by(decision)
+    figure, speedup = "", decision.decided_by
     if speedup is not None and speedup.low is not None:
         is_open = decision.verdict is SpeedupVerdict.UNDECIDED
         figure = range_text(speedup) if is_open else f"{speedup.estimate:.2f}x"

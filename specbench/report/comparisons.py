@@ -23,7 +23,7 @@ from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import setting_column
 from specbench.report.provenance import provenance
 from specbench.report.sections import drafter_of, setting_name
-from specbench.settings import BUILTIN
+from specbench.settings.words import BUILTIN, TRANSFORMERS
 from specbench.words.answers import answer_text
 from specbench.words.numbers import gain_text, listed, measured, plural
 from specbench.words.table import Table, column, labeled
@@ -210,7 +210,9 @@ def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Table:
 
 
 def _units(row: AdaptiveComparison) -> str:
-    return f"{row.num_units} {'passes' if row.adaptive.condition.is_stream else 'prompts'}"
+    at = row.adaptive.condition
+    of_passes = "pass" if at.engine in (BUILTIN, TRANSFORMERS) else "cycle"
+    return plural(row.num_units, of_passes if at.is_stream else "prompt")
 
 
 def crossover_grid(curves: Sequence[Crossover]) -> Table:

@@ -111,13 +111,17 @@ class Document:
 
 def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
     """Whether a time budget ended before a cell had all its prompts or passes, which are enough
-    for an interval."""
+    for an interval, or before a server had the cycles of one."""
     if run.settings.effort.budget_s is None:
         return False
     plan = next(plan for plan in run.cells if plan.key == cell.key)
     units = units_of(cell)
-    planned = plan.num_repeats if units.name == "pass" else plan.num_prompts
-    return units.count < planned and planned >= MIN_UNITS
+    if units.are_cycles and units.are_too_few:
+        return True
+    count, planned = cell.num_prompts, plan.num_prompts
+    if units.name == "pass":
+        count, planned = units.count, plan.num_repeats
+    return count < planned and planned >= MIN_UNITS
 
 
 def num_usable(stored: StoredRun, condition: Condition) -> int | None:

@@ -11,7 +11,6 @@ from specbench.report.document import Document, is_cut_short
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 from specbench.runs import resume_command
-from specbench.stats.spread import MIN_UNITS
 from specbench.words.answers import text
 from specbench.words.numbers import listed, plural
 
@@ -154,7 +153,7 @@ def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[Reason]:
     )
     is_short = units.are_too_few and is_cut_short(document.run, cell)
     if cell.key.draft.k > 0 and is_short and not is_told:
-        yield Kind.BUDGET_ENDED(measured=units.count, needed=(MIN_UNITS, units.name))
+        yield Kind.BUDGET_ENDED(measured=units.count, needed=units.needed)
 
 
 def _differing_prompts(document: Document) -> Iterator[Reason]:

@@ -19,11 +19,11 @@ from specbench.decide.objective import (
 from specbench.doc import ByName, Doc, JsonObject, Key, Maybe, Several, keys_of
 from specbench.records import CellKey, Condition, Decision, Interval, Kind, Reason, SpeedupVerdict
 from specbench.records.keys import flat_keys
-from specbench.report.answers import context_lines, decided_by
+from specbench.report.answers import context_lines
 from specbench.report.comparisons import variant_reasons
 from specbench.report.document import Document
 from specbench.report.memory import memory_left, tokens_left
-from specbench.report.sections import setting_name
+from specbench.report.sections import setting_name, unmeasured_drafters
 from specbench.words.answers import MOST_REASONS, REASON, joined, text
 from specbench.words.numbers import listed, measured
 from specbench.words.table import Table, column
@@ -87,7 +87,7 @@ def _settings(picks: Sequence[Recommendation]) -> set[Condition]:
 
 def is_open(document: Document, pick: Recommendation) -> bool:
     """Whether K = 0 was recommended without a decision against drafts."""
-    return no_valid_speculative_run(document, pick) or best_undecided(document, pick) is not None
+    return no_valid_speculative_run(document, pick) or is_undecided(document, pick)
 
 
 def title(pick: Recommendation, picks: Sequence[Recommendation]) -> str:
@@ -165,7 +165,7 @@ def candidate_grid(
     chosen = "chosen"
     if no_valid_speculative_run(document, pick):
         chosen = "not compared"
-    elif best_undecided(document, pick) is not None:
+    elif is_undecided(document, pick):
         chosen = "undecided"
 
     def bound(candidate: Candidate) -> str:
@@ -248,7 +248,7 @@ def _contender(document: Document, pick: Recommendation) -> tuple[Interval, Deci
     baselines = []
     for decision in document.decisions:
         cell = first_pass.get(decision.leader)
-        speedup = decided_by(decision) or (cell and cell.speedup)
+        speedup = decision.decided_by or (cell and cell.speedup)
         if not decision.draft.k and decision.condition == pick.best.key.condition and speedup:
             is_open = decision.verdict is SpeedupVerdict.UNDECIDED
             is_valid = cell is not None and cell.valid
@@ -261,6 +261,18 @@ def best_undecided(document: Document, pick: Recommendation) -> Decision | None:
     _, decision = _contender(document, pick) or (None, None)
     is_open = decision is not None and decision.verdict is SpeedupVerdict.UNDECIDED
     return decision if is_open else None
+
+
+def is_undecided(document: Document, pick: Recommendation) -> bool:
+    """Whether K = 0 was recommended, and some drafter at its setting may be faster."""
+    return best_undecided(document, pick) is not None or bool(_unmeasured(document, pick))
+
+
+def _unmeasured(document: Document, pick: Recommendation) -> tuple[str, ...]:
+    """The drafters without a measurement at the setting of a recommended K = 0."""
+    if pick.best is None or pick.best.key.draft.k:
+        return ()
+    return unmeasured_drafters(document, pick.best.key.condition)
 
 
 def no_valid_speculative_run(document: Document, pick: Recommendation) -> bool:
@@ -321,6 +333,11 @@ def recommended(document: Document, pick: Recommendation, objective: Objective) 
         pairing = undecided.leader.source
         return Kind.DRAFTS_OPEN(
             pairing=pairing, because=undecided.answer, requests=requests, value=value
+        )
+    if names := _unmeasured(document, pick):
+        because = (Kind.NOT_MEASURED(),)
+        return Kind.DRAFTS_OPEN(
+            pairing=listed(names), because=because, requests=requests, value=value
         )
     return Kind.RECOMMENDED(
         configuration=_configuration(pick.best.key),
@@ -469,8 +486,8 @@ _PICK = JsonObject(
         ),
         "is_undecided": Key(
             bool,
-            "`true`: a configuration with drafts is undecided, so `best` is not a recommendation",
-            lambda of: best_undecided(of.document, of.part) is not None,
+            "`true`: a drafter is undecided or not measured, so `best` is not a recommendation",
+            lambda of: is_undecided(of.document, of.part),
         ),
         "best": Key(
             Maybe(_CANDIDATE),

@@ -22,6 +22,7 @@ class Section:
     decisions: tuple[Decision, ...]  # one per measured pairing
     forecasts: tuple[CheckedForecast, ...]
     has_drafts: bool  # whether a K > 0 was planned
+    lacks_drafters: bool  # whether a planned drafter has no measurement, so that it may be faster
     names_pairings: bool  # whether an answer must say which pairing it is about
     mark: str = ""  # the suffix of every answer of a synthetic run
 
@@ -102,9 +103,17 @@ def _section(
         decisions=tuple(d for d in document.decisions if d.condition == condition),
         forecasts=tuple(f for f in document.forecasts if f.forecast.key.condition == condition),
         has_drafts=any(key.draft.k > 0 for key in planned),
+        lacks_drafters=bool(unmeasured_drafters(document, condition)),
         names_pairings=num_labels > 1,
         mark=document.mark,
     )
+
+
+def unmeasured_drafters(document: Document, condition: Condition) -> tuple[str, ...]:
+    """The planned drafters without a measurement at a setting, which may be faster."""
+    measured = {cell.key.source for cell in document.cells if cell.key.condition == condition}
+    missing = (k.source for k in document.missing if k.condition == condition and k.draft.k)
+    return tuple(name for name in dict.fromkeys(missing) if name not in measured)
 
 
 def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], ...]:

@@ -1,5 +1,6 @@
 """Cost, speedup and gain of the best of two answers, worked out by hand from stored blocks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from specbench.metrics.pairs import paired_cpu, paired_decode
 from specbench.metrics.registry import measure
 from specbench.metrics.validity import judge_cell
 from specbench.records import BlockRecord, CellKey, Kind, PassRecord, RoundTimeline, SamplesRecord
+from specbench.stats.machine_noise import MachineKind, assumed_noise
 from tests.cell_keys import with_axes
 from tests.decide import cells
 from tests.made_records import made_block
@@ -133,8 +135,12 @@ def test_requests_are_paired_sample_by_sample(gathered: tuple[CellData, ...]) ->
 
 
 def test_the_cost_is_over_one_answer_at_the_same_k(compared: tuple[BestOf, ...]) -> None:
-    costs = [best.cost.estimate for best in compared if best.cost]
-    assert costs == pytest.approx([2.6 / 1.3, 1.4 / 0.7])
+    costs = [best.cost for best in compared if best.cost]
+    assert [cost.estimate for cost in costs] == pytest.approx([2.6 / 1.3, 1.4 / 0.7])
+    # All prompts agree, so that only what is assumed of the machine remains.
+    machine = assumed_noise(MachineKind.QUIET_CPU, alike=True).of_run.margin()
+    ratios = [cost.high / cost.estimate for cost in costs if cost.high]
+    assert ratios == pytest.approx([math.exp(machine)] * 2)
     assert [best.scoring_share for best in compared] == pytest.approx([0.1 / 2.6, 0.1 / 1.4])
 
 

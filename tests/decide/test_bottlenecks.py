@@ -84,6 +84,23 @@ def test_a_draft_model_of_low_acceptance_is_reported_as_mismatched(summarized):
     assert needed == Kind.ACCEPTANCE_PER_TOKEN(alpha=0.3, needed=expected)
 
 
+def test_a_lookup_pays_for_its_rounds_with_those_that_draft(summarized):
+    """A quarter of the rounds drafts, and a round costs 1.25 steps: those must emit 2 tokens."""
+    rare = metrics(length=1.2, break_even=1.25, alpha=0.4, mean_acceptance_length_when_drafted=1.8)
+    cell = summarized(2, 0.8, 0.9, 1.0, metrics=rare)
+    lookup = replace(cell, key=with_axes(cell.key, method="ngram"))
+    expected = pytest.approx((math.sqrt(5) - 1) / 2, abs=1e-6)
+    assert Kind.ACCEPTANCE_PER_TOKEN(alpha=0.4, needed=expected) in why(lookup)
+    never = replace(lookup, metrics={**rare, "break_even_length": 1.51})
+    assert Kind.NEVER_PAYS(k=2, break_even=1.51) in why(never)
+
+
+def test_without_an_accepted_token_the_acceptance_that_would_pay_is_unknown(summarized):
+    """Nothing shows how many rounds drafted."""
+    none = metrics(length=1.0, break_even=1.25, alpha=0.0, mean_acceptance_length_when_drafted=1.0)
+    assert Kind.ACCEPTANCE_PER_TOKEN not in kinds(summarized(2, 0.8, 0.9, 1.0, metrics=none))
+
+
 def test_synthetic_acceptance_does_not_report_mismatched_models(summarized):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
     cell = summarized(2, 0.8, 0.9, 1.0, metrics=poor)

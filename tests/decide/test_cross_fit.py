@@ -59,6 +59,17 @@ def test_a_k_that_is_best_in_both_halves_keeps_its_speedup():
     assert Kind.OTHER_PROMPTS() in decide(choice, found, "other").reasons
     kinds = {reason.kind for reason in decide(choice, found, "same").reasons}
     assert not kinds & {Kind.CROSS_FITTED, Kind.OTHER_PROMPTS}
+    assert Kind.CONFIRMED in kinds
+    assert Kind.CONFIRMED not in {reason.kind for reason in decision.reasons}
+
+
+def test_the_number_of_prompts_is_of_those_that_were_judged():
+    """Half of the six prompts of K = 4 are too few to choose it, so K = 2 is judged on all."""
+    cells = measured((2, [0.6, 0.8] * 6), (4, [0.7, 0.5] * 3), num_prompts=12)
+    choice, found = fitted(cells)
+    assert (choice.leader.key.draft.k, choice.leader.num_prompts) == (4, 6)
+    assert found.speedup.estimate == pytest.approx(12 / (6 * 0.6 + 6 * 0.8))
+    assert found.num_prompts == 12
 
 
 def test_a_k_is_valid_or_not_by_all_of_its_rounds():

@@ -10,7 +10,7 @@ from specbench.decide.recommend import choose, decide
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarize
 from specbench.records import CellSummary, Kind, SpeedupVerdict
-from specbench.report.document import build_document
+from specbench.report.document import build_document, is_cut_short
 from tests.cell_keys import with_axes
 from tests.decide import cells
 from tests.decide.conftest import Summarized
@@ -65,6 +65,23 @@ def test_cycles_and_prompts_missing_for_an_interval_are_reported(
     assert found == Kind.TOO_FEW(k=4, mean_k=None, measured=(cycles, "cycle"))
     assert whole == Kind.ALSO_WHOLE(whole=decision.end_to_end)  # without an interval either
     assert needed == Kind.NEEDS_MORE(missing=missing, num_prompts=num_prompts)
+
+
+@pytest.mark.parametrize(("cycles", "is_short"), [(1, True), (2, False), (4, False)])
+def test_a_budget_cuts_cycles_short_of_an_interval_or_prompts_of_the_plan(cycles, is_short):
+    sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=6, rows=(1,), confirmed=None)
+    stored = served_sweep(sweep)
+    effort = replace(stored.run.settings.effort, budget_s=60.0)
+    run = replace(stored.run, settings=replace(stored.run.settings, effort=effort))
+    *_, cell = build_document(replace(stored, run=run)).cells
+    assert is_cut_short(run, cell) is is_short
+    assert is_cut_short(run, replace(cell, num_prompts=5))
+
+
+def test_the_only_k_of_a_server_is_told_with_the_cycles_that_an_interval_needs(summarized):
+    cell = undecided(summarized, CYCLES_DIFFER, estimate=1.5)
+    decision = decide(choose([cell]), num_unmeasured=3)
+    assert decision.answer[-1] == Kind.ONLY_K(needed=(2, "cycle"))
 
 
 def test_a_winner_is_quoted_over_its_confirmation_cycles():

@@ -114,6 +114,15 @@ def test_a_win_that_was_not_confirmed_leaves_the_answer_open(forecasts):
     assert answer == (SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),))
 
 
+def test_a_drafter_of_which_whole_requests_are_undecided_is_open_by_those():
+    fast = cell("draft", 4, 1.5)
+    wide = Interval(estimate=1.1, low=0.9, high=1.3)
+    decision = decide(choose([replace(fast, speedup_end_to_end=wide)]))
+    assert (decision.verdict, decision.speedup) == (SpeedupVerdict.UNDECIDED, fast.speedup)
+    _, (first, *_) = answer_of(rank([decision], [], []))
+    assert first == Kind.OPEN_DRAFTER(drafter="draft", k=4, speedup=wide)
+
+
 def test_drafters_without_a_speedup_are_ranked_by_their_best_forecast():
     ranked = rank([], [], [forecast("awful", {1: 0.5}), forecast("bad", {1: 0.9, 2: 0.8})])
     assert places(ranked) == ["bad", "awful"]

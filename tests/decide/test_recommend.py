@@ -303,10 +303,21 @@ def test_a_winner_among_pruned_cells_is_still_confirmed(summarized):
     assert choose([won]).to_confirm is None
 
 
-def test_a_pruned_k_with_a_higher_estimate_is_reported_as_dropped(summarized):
+def test_a_k_without_an_interval_is_not_among_those_that_the_leader_was_chosen_from(summarized):
+    cells = [summarized(4, 1.4, 1.5, 1.6), summarized(6, 1.2, 1.3, 1.4)]
+    left = summarized(8, None, 1.9, None)
+    *_, led, dropped = decide(choose([*cells, left]), cells[0]).reasons
+    assert led == Kind.LED(k=4, mean_k=None, tried=(4, 6))
+    assert dropped == Kind.DROPPED(ks=(8,))
+    open_cells = [summarized(4, 0.9, 1.1, 1.3), summarized(6, 0.8, 1.0, 1.2)]
+    dropped, highest = decide(choose([*open_cells, left])).reasons
+    assert highest == Kind.HIGHEST_ESTIMATE(k=4, mean_k=None, tried=(4, 6))
+    assert dropped == Kind.DROPPED(ks=(8,))
+
+
+def test_a_k_that_alone_has_an_interval_is_compared_with_none(summarized):
     won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.9, None)
-    _, led, dropped = decide(choose([won, left]), won).reasons
-    assert led == Kind.LED(k=4, mean_k=None, tried=(4, 8))
+    _, dropped = decide(choose([won, left]), won).reasons
     assert dropped == Kind.DROPPED(ks=(8,))
 
 

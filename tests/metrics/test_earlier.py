@@ -90,6 +90,18 @@ def test_runs_of_other_k_are_no_degrees_of_freedom():
     assert found.num_runs == 2
 
 
+def test_a_cell_of_more_runs_counts_by_its_degrees_of_freedom():
+    """Three runs of one cell say twice as much as two of another; both are of three runs."""
+    thrice = [run(0, 1.5), run(1, 1.8), run(2, 1.6)]
+    twice = [run(i, speedup, key=draft(5)) for i, speedup in ((3, 1.2), (4, 3.0))]
+    each = [earlier_runs(runs, {KEY, draft(5)}) for runs in (thrice, twice)]
+    both = earlier_runs([*thrice, *twice], {KEY, draft(5)})
+    assert both is not None
+    assert both.num_runs == 3
+    of_thrice, of_twice = (found.deviation**2 for found in each if found is not None)
+    assert both.deviation**2 == pytest.approx((2 * of_thrice + of_twice) / 3)
+
+
 def test_a_single_run_and_runs_of_other_cells_show_no_deviation():
     assert earlier_runs([run(0, 1.5)], {KEY}) is None
     assert earlier_runs([run(0, 1.5), run(1, 1.8)], {draft(5)}) is None

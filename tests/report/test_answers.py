@@ -140,6 +140,30 @@ def test_a_setting_that_was_not_measured_is_named_after_a_yes(cpu_document: Docu
     assert Kind.UNMEASURED_ON(which=("creative",)) in conclusion([helped, unmeasured])
 
 
+@pytest.mark.parametrize("measured", [("draft",), ("draft", "poor")])
+def test_a_drafter_that_was_not_measured_is_no_reason_for_a_no(
+    cpu_document: Document, measured: tuple[str, ...]
+) -> None:
+    names = [f"demo/{draft} {text}" for draft in ("draft", "poor") for text in ("code", "creative")]
+    document = with_speedups(cpu_document, dict.fromkeys(names, (0.5, 0.9)))
+    decisions = tuple(d for d in document.decisions if d.leader.draft.drafter in measured)
+    keys = {d.leader for d in decisions if d.condition.workload == "code"}
+    broken = with_axes(min(keys, key=str), drafter="broken", pairing="demo/broken")
+    document = replace(document, decisions=decisions, missing=(broken,))
+    code, creative = map(answer, sections(document))
+    assert (code.verdict, code.answer) == (SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),))
+    assert creative.verdict is SpeedupVerdict.NO_SPEEDUP
+    assert [*conclusion([code, creative])] == [Kind.NOTHING_SHOWN()]
+
+
+def test_another_k_of_a_measured_drafter_may_be_missing(cpu_document: Document) -> None:
+    names = [f"demo/{draft} {text}" for draft in ("draft", "poor") for text in ("code", "creative")]
+    document = with_speedups(cpu_document, dict.fromkeys(names, (0.5, 0.9)))
+    left_out = tuple(decision.leader.at(Fixed(9)) for decision in document.decisions)
+    answers = [*map(answer, sections(replace(document, missing=left_out)))]
+    assert [*conclusion(answers)] == [Kind.NO()]
+
+
 def test_an_undecided_drafter_leaves_the_workload_undecided(cpu_document: Document) -> None:
     undecided = dict.fromkeys(
         ("demo/draft code", "demo/poor code", "demo/draft creative"), (0.9, 1.0)

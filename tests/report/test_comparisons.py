@@ -118,7 +118,8 @@ def test_an_engines_scheme_has_one_sentence_and_table_over_users(served: Documen
     for (estimate, _, low, high, _), true in zip(parts, (8, 15), strict=True):
         assert int(low) < true < int(high)
         assert abs(int(estimate) - true) < 4
-    assert [row[2:4] for row in adaptive_grid(rows).rows] == [("scheme", "4")] * 2
+    table = [(*row[2:4], row[7]) for row in adaptive_grid(rows).rows]
+    assert table == [("scheme", "4", "6 cycles")] * 2
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False])

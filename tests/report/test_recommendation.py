@@ -149,6 +149,23 @@ def test_a_recommendation_names_the_planned_k_without_measurements() -> None:
     assert Kind.PLANNED_ONLY(cells=("demo/draft at K=1, 2 and 4",)) in reasons(document, pick)
 
 
+def test_a_drafter_that_was_not_measured_leaves_k_0_undecided() -> None:
+    document = build_document(stored_run(replace(SMALL, drafters=("poor",), workloads=("code",))))
+    lost = Interval(estimate=0.7, low=0.5, high=0.9)
+    (decision,) = document.decisions
+    decision = replace(decision, verdict=SpeedupVerdict.NO_SPEEDUP, speedup=lost, answer=())
+    decided = replace(document, decisions=(decision,))
+    broken = with_axes(decision.leader, drafter="broken", pairing="demo/broken")
+    for missing, verdict in (((), PickVerdict.PLAIN), ((broken,), PickVerdict.UNDECIDED)):
+        one = replace(decided, missing=missing)
+        (pick,) = recommendations_of(one, Objective())
+        assert pick_verdict(one, pick) is verdict
+        answer = recommended(one, pick, Objective())
+        assert ("demo/broken, not measured" in text(answer)) is bool(missing)
+        (told,) = recommendation_json(one, [pick], Objective())["picks"]
+        assert told["is_undecided"] is bool(missing)
+
+
 def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:
     wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
     document = build_document(stored_run(wish))  # the winner was not measured again
