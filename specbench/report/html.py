@@ -3,10 +3,11 @@ purpose: proof of the answer, costs, other evidence.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from specbench.records import Condition, SpeedupVerdict
 from specbench.report.blocks import (
@@ -119,11 +120,8 @@ def page(
     formulas: ReportPart | None = None,
 ) -> str:
     """A page of a part and the reports of runs; equal content gives equal bytes."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["kind"] = lambda block: type(block).__name__
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return plain(
-        template.render(
+        _template().render(
             head=head,
             charts=charts,
             runs=runs,
@@ -132,3 +130,10 @@ def page(
             script=_SCRIPT.read_text(encoding="utf-8"),
         )
     )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["kind"] = lambda block: type(block).__name__
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))

@@ -17,7 +17,6 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import kendalltau, theilslopes
 
 from specbench.doc import Doc
 
@@ -115,6 +114,9 @@ def _steps(series: Values, splits: Sequence[tuple[int, float]]) -> tuple[ChangeP
 
 
 def _trend(series: Values) -> Trend | None:
+    # It takes longer to import than the rest of `watch` and `history`.
+    from scipy.stats import kendalltau, theilslopes  # noqa: PLC0415
+
     run_numbers = np.arange(len(series))
     p_value = float(kendalltau(run_numbers, series).pvalue)
     if p_value > SIGNIFICANCE:

@@ -4,10 +4,15 @@ They are forked from a server that has imported the heavy packages once, so that
 quickly. Otherwise they behave as if started by a shell.
 """
 
+import fcntl
 import multiprocessing
 import os
+import pty
 import signal
+import struct
 import sys
+import termios
+import threading
 import time
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
@@ -50,12 +55,40 @@ def session(*arguments: str, cwd: Path, max_records: int | None = None, screen: 
         process.join()
 
 
+def seen_on_a_terminal(*arguments: str, cwd: Path, columns: int = 0) -> tuple[str, int]:
+    """The output on a terminal of this many columns (0: it does not say), and the exit code."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    seen = bytearray()
+
+    def read() -> None:
+        try:
+            while got := os.read(ours, 65_536):
+                seen.extend(got)
+        except OSError:
+            pass  # no process has it open any more
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with session(*arguments, cwd=cwd, screen=Path(os.ttyname(theirs))) as running:
+        running.process.join()
+        code = running.process.exitcode
+    os.close(theirs)
+    reader.join()
+    os.close(ours)
+    return seen.decode(), code
+
+
 def _main(
     arguments: tuple[str, ...], cwd: Path, out: Path, err: Path, max_records: int | None
 ) -> None:
     from specbench.cli import main
 
     os.chdir(cwd)
+    if out == err:
+        for name in ("COLUMNS", "LINES"):  # they would replace the terminal's own
+            os.environ.pop(name, None)
+        os.environ |= {"TERM": "xterm", "NO_COLOR": "1"}
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     # A background job of a script, as CI may run one, ignores SIGINT.

@@ -1,13 +1,7 @@
 """Width of tables: the terminal's width, and a constant without a terminal."""
 
-import fcntl
-import os
 import re
 import shutil
-import struct
-import subprocess
-import sys
-import termios
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +16,7 @@ from specbench.report.split_table import SplitTable
 from specbench.words.table import text_table
 from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import specbench
+from tests.cli.sessions import seen_on_a_terminal
 from tests.made_records import made_block, made_request, steps
 
 DRY = ("pair", "tiny", "--dry-run", "--gpu", "L4", "--draft")
@@ -39,34 +34,15 @@ def long_name(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def on_a_terminal(columns: int, *arguments: str, cwd: Path) -> str:
-    """The output of a command on a terminal of this many columns."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    variables = {name: v for name, v in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    variables |= {"TERM": "xterm", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "specbench", *arguments]
-    both = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    with (
-        os.fdopen(ours, "rb", buffering=0) as screen,
-        subprocess.Popen(command, **both, cwd=cwd, env=variables),
-    ):
-        os.close(theirs)
-        return b"".join(_pieces(screen)).decode().replace("\r\n", "\n")
-
-
-def _pieces(screen):
-    try:
-        while piece := screen.read(4096):
-            yield piece
-    except OSError:  # how a terminal reports that all writers are gone
-        return
-
-
 @pytest.fixture(scope="session")
 def wide(long_name: Path) -> list[str]:
     """The memory table on a wide terminal."""
-    return table(on_a_terminal(200, *DRY, LONG, cwd=long_name))
+    return table_on_a_terminal(200, long_name)
+
+
+def table_on_a_terminal(columns: int, folder: Path) -> list[str]:
+    seen, _ = seen_on_a_terminal(*DRY, LONG, cwd=folder, columns=columns)
+    return table(seen)
 
 
 def table(text: str) -> list[str]:
@@ -91,7 +67,7 @@ FIGURE = re.compile(r"(?<!\S)[\d,.]+(?: [KMG]iB)?(?!\S)")
     "columns", [40, *(pytest.param(columns, marks=pytest.mark.long) for columns in (60, 80))]
 )
 def test_in_a_narrow_terminal_no_figure_is_cut(long_name, wide, columns):
-    lines = table(on_a_terminal(columns, *DRY, LONG, cwd=long_name))
+    lines = table_on_a_terminal(columns, long_name)
     parts = [i for i, line in enumerate(lines) if line.startswith("memory  ")]
     shown = [
         [figure for first in parts for figure in FIGURE.findall(lines[first + row])]

@@ -1,10 +1,7 @@
 """Progress and cells that a run shows, on a real terminal and in a log."""
 
 import math
-import os
-import pty
 import re
-import threading
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +16,7 @@ from specbench.stats.machine_noise import PARTS, MachineKind, assumed_noise
 from tests.bench.fake_runs import write_prompts
 from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import MEASURED
-from tests.cli.sessions import session
+from tests.cli.sessions import seen_on_a_terminal
 from tests.made_records import made_block, made_request, steps
 
 PATIENCE_S = 20.0
@@ -239,31 +236,7 @@ def test_a_log_has_one_line_per_stage_whatever_part_of_it_is_shown(
     assert capsys.readouterr().err.splitlines() == ["big: measuring"]
 
 
-ESCAPE, SHOWN_ESCAPE = b"\x1b", "\u241b".encode()
-CLEAR_LINE = ESCAPE + b"[2K"
-
-
-def seen_on_a_terminal(*arguments, cwd):
-    """The output on a terminal, and the exit code."""
-    ours, theirs = pty.openpty()
-    seen = bytearray()
-
-    def read():
-        try:
-            while got := os.read(ours, 65_536):
-                seen.extend(got)
-        except OSError:
-            pass  # no process has it open any more
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with session(*arguments, cwd=cwd, screen=os.ttyname(theirs)) as running:
-        running.process.join()
-        code = running.process.exitcode
-    os.close(theirs)
-    reader.join()
-    os.close(ours)
-    return bytes(seen), code
+CLEAR_LINE, SHOWN_ESCAPE = "\x1b[2K", "\u241b"
 
 
 def test_the_live_view_shows_control_characters_of_a_name(tiny, tmp_path):
@@ -275,10 +248,10 @@ def test_the_live_view_shows_control_characters_of_a_name(tiny, tmp_path):
     )
     assert code in MEASURED, seen[-2000:]
     assert seen.count(CLEAR_LINE) > 2
-    assert b"/?" not in seen  # before the total is known
-    name = b"odd" + SHOWN_ESCAPE + b"[31mname"
+    assert "/?" not in seen  # before the total is known
+    name = f"odd{SHOWN_ESCAPE}[31mname"
     assert name in seen
     assert seen.count(SHOWN_ESCAPE) == seen.count(name)
-    _, *lines = seen.decode().rpartition("report: ")[2].splitlines()
+    _, *lines = seen.rpartition("report: ")[2].splitlines()
     assert " ".join(lines).strip().startswith("odd")
     assert 40 < max(map(len, lines)) <= 80  # broken between words

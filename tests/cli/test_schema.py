@@ -1,8 +1,6 @@
 """`specbench schema`: every key of a command's JSON, with its unit and meaning."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -10,8 +8,7 @@ from jsonschema import Draft202012Validator
 from specbench.doc import docs_of
 from specbench.records import CellSummary
 from tests.cli.calls import specbench
-
-DOCUMENTS = ("run", "verify", "check", "history", "recommend", "row")
+from tests.test_layering import DOCUMENTS
 
 
 def rows(command, cwd):
@@ -50,15 +47,6 @@ def test_a_command_without_a_schema_is_refused_with_those_that_have_one(tmp_path
     ran = specbench("schema doctor", cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert all(command in ran.err for command in DOCUMENTS)
-
-
-def test_schemas_do_not_import_torch():
-    code = f"""
-import sys
-from specbench.cli.schema import json_schema
-for command in {DOCUMENTS}: json_schema(command)
-sys.exit("torch" in sys.modules)"""
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_keys_fit_80_columns_on_a_terminal(tmp_path, monkeypatch):

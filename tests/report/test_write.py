@@ -1,7 +1,5 @@
 """Report files on disk."""
 
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -70,15 +68,3 @@ def test_a_disk_error_names_the_path_and_leaves_no_partial_file(
     assert [path.name for path in tmp_path.iterdir()] == ["cells.csv"]
     with pytest.raises(StoreError, match="cannot write"):
         written_report([stored], ["csv"], tmp_path / "absent")
-
-
-@pytest.mark.slow
-def test_the_answer_is_printed_without_loading_matplotlib() -> None:
-    program = (
-        "import sys, specbench.report.terminal, specbench.report.document;"
-        "print({'matplotlib', 'jinja2', 'torch'} & set(sys.modules))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "set()"
