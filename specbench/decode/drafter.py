@@ -132,7 +132,7 @@ class Outcome(NamedTuple):
     def keep_last(self, x_BTF: Tensor, last_hidden_BF: Tensor) -> None:
         """Write the last accepted token's entry to `last_hidden_BF`, except for finished rows."""
         last_B11 = (self.num_emitted_B - 1).clamp(min=0)[:, None, None]
-        last_BF = x_BTF.take_along_dim(last_B11, 1)[:, 0]
+        last_BF = x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
         last_hidden_BF.copy_(torch.where(self.num_emitted_B[:, None] > 0, last_BF, last_hidden_BF))
 
 

@@ -171,7 +171,7 @@ def grow_dynamic(
     depths_M = (torch.arange(num_seen, device=device) + top_k - 1) // top_k
     for level in range(1, depth):
         slots_W = 1 + (level - 1) * top_k + places_W
-        seen_BWM = seen_BWM.take_along_dim(parents_BW[..., None], 1)
+        seen_BWM = seen_BWM.gather(1, parents_BW[..., None].expand(-1, -1, num_seen))
         seen_BWM = seen_BWM | (torch.arange(num_seen, device=device) == slots_W[:, None])
         frontier = Frontier(
             tokens_BW=tokens_BW,

@@ -86,8 +86,7 @@ def finish_round(
         # Before `commit` advances the lengths, the path moves to the slots of its positions.
         sources_BT = state.length_B1 + verdict.path_BT[:, 1:]
         target.move_slots(sources_BT, positions_BT[:, 1:], state.first_row)
-        path_BT1 = verdict.path_BT[..., None]
-        features = tuple(feature.take_along_dim(path_BT1, 1) for feature in features)
+        features = tuple(_gather_path(verdict.path_BT, feature) for feature in features)
     report_BR = commit(state, proposal, verdict, next_BT)
     drafter.observe(
         state,
@@ -131,3 +130,7 @@ def commit(state: State, proposal: Proposal, verdict: Verdict, next_BT: Tensor) 
     state.length_B1.add_(num_emitted_B1)
     counts = (proposal.num_drafted_B[:, None], num_accepted_B[:, None], num_emitted_B1)
     return torch.cat([*counts, state.budget_B[:, None], verdict.tokens_BT], 1)
+
+
+def _gather_path(path_BT: Tensor, x_BNF: Tensor) -> Tensor:
+    return x_BNF.gather(1, path_BT[..., None].expand(-1, -1, x_BNF.shape[2]))

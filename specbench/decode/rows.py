@@ -160,13 +160,13 @@ class Rows:
             stop = min(start + self.prefill_chunk, end)
             positions_BT = torch.arange(start, stop, device=last_B.device).expand(len(last_B), -1)
             tokens_BT, span = state.tokens_BC[:, start:stop], rounded_up(stop)
-            at_B11 = (last_B - start).clamp(0, stop - start - 1)[:, None, None]
+            at_B = (last_B - start).clamp(0, stop - start - 1)
             out = self.target.forward(
                 tokens_BT,
                 positions_BT,
                 span,
                 first_row=first_row,
-                last_B=at_B11[:, 0, 0],
+                last_B=at_B,
                 features=self.drafter.capabilities.features,
                 start=start,
             )
@@ -174,9 +174,7 @@ class Rows:
             self.drafter.prefill(
                 state, Chunk(tokens_BT, following_BT, positions_BT, span, out.features, start)
             )
-            chunk = Output(
-                out.logits, tuple(f_BTF.take_along_dim(at_B11, 1) for f_BTF in out.features)
-            )
+            chunk = Output(out.logits, tuple(_entry(f_BTF, at_B) for f_BTF in out.features))
             last = chunk if last is None else _merge_chunks(last_B >= start, chunk, last)
         assert last is not None, "a prompt has at least one token that is not kept"
         return _Prefill(group, state, last, span)
@@ -250,6 +248,10 @@ def _split(
         else:
             copies.setdefault(row, []).append(fill)
     return fed, copies
+
+
+def _entry(x_BTF: Tensor, at_B: Tensor) -> Tensor:
+    return x_BTF.gather(1, at_B[:, None, None].expand(-1, 1, x_BTF.shape[2]))
 
 
 def _merge_chunks(is_later_B: Tensor, later: Output, earlier: Output) -> Output:

@@ -102,9 +102,9 @@ def _reject(
 
     # If all drafts that the budget allows were accepted, the next token is sampled from p itself.
     at_B11 = num_accepted_B[:, None, None]
-    q_BV = draft_BKV.take_along_dim(at_B11.clamp(max=draft_BKV.shape[1] - 1), 1)[:, 0]
+    q_BV = _gather_at(draft_BKV, at_B11.clamp(max=draft_BKV.shape[1] - 1))
     is_refused_B1 = (num_accepted_B < proposal.num_drafted_B)[:, None]
-    left_BV = _residual(target_BTV.take_along_dim(at_B11, 1)[:, 0], q_BV, is_refused_B1)
+    left_BV = _residual(_gather_at(target_BTV, at_B11), q_BV, is_refused_B1)
     next_position_B1 = positions_BT.gather(1, num_accepted_B[:, None])
     next_B1 = draw(left_BV[:, None], seed_B, next_position_B1, Purpose.TARGET)
     tokens_BT = torch.cat([drafts_BK, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
@@ -147,8 +147,8 @@ def _reject_tree(
     leaf_B = _deepest(accepted_BN, tree)
 
     leaf_B1, place_B1 = leaf_B[:, None], families.places_N[leaf_B][:, None]
-    own_BV = sampler.probs(logits_BNV.take_along_dim(leaf_B1[..., None], 1)[:, 0])
-    refused_BV = left_BIV.take_along_dim(place_B1.clamp(min=0)[..., None], 1)[:, 0]
+    own_BV = sampler.probs(_gather_at(logits_BNV, leaf_B1[..., None]))
+    refused_BV = _gather_at(left_BIV, place_B1.clamp(min=0)[..., None])
     p_BV = torch.where(place_B1 < 0, own_BV, refused_BV)
     next_B1 = draw(p_BV[:, None], seed_B, positions_BN.gather(1, leaf_B1), Purpose.TARGET)
     return path_verdict(proposal, tree, leaf_B, next_B1)
@@ -199,3 +199,7 @@ def _residual(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
 def _count_leading(accepted_BK: Tensor) -> Tensor:
     """The number [B] of True before the first False."""
     return accepted_BK.cumprod(1).sum(1)
+
+
+def _gather_at(x_BTV: Tensor, index_B11: Tensor) -> Tensor:
+    return x_BTV.gather(1, index_B11.expand(-1, 1, x_BTV.shape[-1]))[:, 0]

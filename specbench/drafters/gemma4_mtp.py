@@ -38,7 +38,6 @@ from specbench.files.head_files import TOKEN_ORDERING
 from specbench.forward.attention import stock
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.runner import Runner
-from specbench.forward.slot_cache import SlotCache
 from specbench.models.checkpoint import Checkpoint
 
 _OUTPUT, _TIED = "model.embed_tokens.weight", "lm_head.weight"
@@ -113,11 +112,10 @@ class AssistantHead:
 
     def keys_values(self, num_rows: int, span: int, first_row: int) -> KeysValues:
         """The target's keys and values of these rows; arbitrary ones before its first forward."""
-        device, cache = self._target.device, self._target.cache
-        assert isinstance(cache, SlotCache), "no fused forward supports Gemma 4"
+        device = self._target.device
         by_kind = {}
         for kind, heads in self._stored.items():
-            stored = cache.keys_values(heads.layer, num_rows, span, first_row)
+            stored = self._target.keys_values(heads.layer, num_rows, span, first_row=first_row)
             by_kind[kind] = stored or self.unwritten(kind, num_rows, span)
         return {kind: (k.to(device), v.to(device)) for kind, (k, v) in by_kind.items()}
 

@@ -230,8 +230,9 @@ class NgramPool:
     def _bucket(self, first_row: int, tokens_BM: Tensor) -> Tensor:
         """The n-grams in the bucket of each token [B, M, E, N]."""
         B, M = tokens_BM.shape
+        N = self._grams_RPN.shape[2]
         first_BM1 = (tokens_BM % self._num_buckets * self._size)[..., None]
         entries_BX = (first_BM1 + torch.arange(self._size, device=tokens_BM.device)).flatten(1)
         grams_BPN = self._grams_RPN[first_row : first_row + B]
-        stored_BXN = grams_BPN.take_along_dim(entries_BX[..., None], 1)
-        return stored_BXN.view(B, M, self._size, -1)
+        stored_BXN = grams_BPN.gather(1, entries_BX[..., None].expand(-1, -1, N))
+        return stored_BXN.view(B, M, self._size, N)

@@ -370,10 +370,13 @@ class Mtp(FeatureDrafter):
         )
         # `observe` continues from the states at the token before the prompt's last one.
         at_B1 = state.length_B1 - 2 - chunk.positions_BT[:, :1]
-        index_B11 = at_B1.clamp(0, states_BTF.shape[1] - 1)[..., None]
-        made_BF = states_BTF.take_along_dim(index_B11, 1)[:, 0]
+        index_B1F = at_B1.clamp(0, states_BTF.shape[1] - 1)[..., None].expand(
+            -1, 1, states_BTF.shape[2]
+        )
         last_hidden_BF = state.rows_of(self._last_RF)
-        last_hidden_BF.copy_(torch.where(at_B1 >= 0, made_BF, last_hidden_BF))
+        last_hidden_BF.copy_(
+            torch.where(at_B1 >= 0, states_BTF.gather(1, index_B1F)[:, 0], last_hidden_BF)
+        )
 
     def observe(self, state: State, outcome: Outcome) -> None:
         states_BTF = self._feed(

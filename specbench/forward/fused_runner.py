@@ -68,6 +68,12 @@ class FusedRunner(Runner):
     def release(self) -> None:
         self.layers.release()
 
+    def keys_values(
+        self, layer: int, num_rows: int, span: int, *, first_row: int = 0
+    ) -> tuple[Tensor, Tensor] | None:
+        stored = self.layers.view(num_rows, span, first_row).layers[layer]
+        return stored.keys, stored.values
+
     def embed(self, tokens_BT: Tensor) -> Tensor:
         return torch.nn.functional.embedding(tokens_BT, self._weights.embedding)
 

@@ -135,6 +135,13 @@ class Runner(Protocol):
         """A field of the language model's config as its file has it; None if it is missing."""
         return self.model.config.get_text_config().to_dict().get(name)
 
+    def keys_values(
+        self, layer: int, num_rows: int, span: int, *, first_row: int = 0
+    ) -> tuple[Tensor, Tensor] | None:
+        """Keys and values [B, N, S, D] in the first `span` slots of adjacent rows, as views; None
+        before the first forward. `layer` stores its own."""
+        ...
+
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """The model's embedding of tokens [B, T, F], before any scaling by its forward."""
         ...
@@ -228,6 +235,11 @@ class StockRunner(Runner):
     def can_continue(self, row: int, num_tokens: int) -> bool:
         states = self.cache.states
         return states is None or states.has_state(row, num_tokens)
+
+    def keys_values(
+        self, layer: int, num_rows: int, span: int, *, first_row: int = 0
+    ) -> tuple[Tensor, Tensor] | None:
+        return self.cache.keys_values(layer, num_rows, span, first_row)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         states_BTF: Tensor = self.model.get_input_embeddings()(tokens_BT)

@@ -253,8 +253,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def keys_values(
         self, layer: int, num_rows: int, span: int, first_row: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Keys and values [B, H, S, D] in the first `span` slots of adjacent rows, as views; None
-        before the first forward. `layer` stores its own."""
+        """As in Runner.keys_values."""
         stored = self.layers[layer]
         if not stored.is_initialized:
             return None

@@ -226,7 +226,7 @@ def test_a_stored_format_without_its_packages_says_how_to_install_them(
 
 
 def test_weights_that_share_one_number_are_counted_as_the_config_has_them(saved):
-    model = tiny_llama()
+    model = tiny_llama(hidden_size=128, intermediate_size=256)  # of the saved config
     expected = model.num_parameters()
     model.lm_head = torch.nn.Module()
     model.lm_head.register_buffer("qweight", torch.zeros(4, 97, dtype=torch.int32))

@@ -182,7 +182,7 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
         static_trees,
         "eagle3",
         one_round.finish_round,
-        "feature.take_along_dim(path_BT1, 1) for feature in features",
+        "_gather_path(verdict.path_BT, feature) for feature in features",
         "feature[:, :T] for feature in features",
     ),
     "the kept branch's slots stay where its nodes were": (

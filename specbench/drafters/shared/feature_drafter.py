@@ -235,7 +235,8 @@ class FeatureDrafter(Drafter):
 
         def feed(nodes: Frontier) -> Tensor:
             nonlocal states_BWF
-            states_BWF = states_BWF.take_along_dim(nodes.parents_BW[..., None], 1)
+            index_BWF = nodes.parents_BW[..., None].expand(-1, -1, head.state_size)
+            states_BWF = states_BWF.gather(1, index_BWF)
             return step(nodes.tokens_BW, nodes.positions_BW - 1, _one_back(nodes.branches))
 
         if plan.kind == "static":
