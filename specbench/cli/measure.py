@@ -23,7 +23,7 @@ from specbench.cli.preflight import (
     require_reachable,
 )
 from specbench.errors import DeviceLostError, ExitCode, UsageError
-from specbench.settings import DraftSettings, RunSettings, ServerSettings
+from specbench.settings import SERVED, DraftSettings, RunSettings, ServerSettings
 from specbench.settings.option import choices_of, leaves
 from specbench.settings.words import parse_names
 
@@ -147,6 +147,12 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         known = known_pairings(names, settings.pairings_file, runs_dir, run_folder)
         pairings = known.select(names, methods)
     else:
+        only_servers = set(settings.load.engines) <= set(SERVED)
+        if settings.machine.threads is not None and only_servers and nodes is None:
+            raise UsageError(
+                "--threads is for engines in this process, and for the cores of a --ray worker; "
+                "give servers theirs with --engine-args"
+            )
         pairings = pair.pairings(settings, methods, runs_dir)
     if nodes is not None and settings.servers.base_urls:
         raise UsageError(

@@ -136,7 +136,7 @@ def test_a_gguf_file_with_another_kind_of_model_is_refused_before_anything_is_wr
 ):
     write_gguf(tmp_path / "x.gguf")
     words = ("--target", target, "--draft", "./x.gguf", "--engine", engine)
-    ran = specbench("run", *words, "--runs-dir", "out", *SMALL, cwd=tmp_path)
+    ran = specbench("run", *words, "--runs-dir", "out", cwd=tmp_path)
     assert ran.code == 2
     assert " ./x.gguf is " in ran.err
     assert "GGUF" in ran.err

@@ -28,7 +28,7 @@ ROWS = [
     {"id": "long", "prompt": "x" * 1100},
     {"id": "refused", "prompt": "Name a lake", "system": "Be brief"},
 ]
-OPTIONS = ("-w", "rows.jsonl", "--max-new-tokens", "8", "--device", "cpu", "--threads", "1")
+OPTIONS = ("-w", "rows.jsonl", "--max-new-tokens", "8", "--device", "cpu")
 STARTED = (
     "--engine",
     "vllm",
@@ -143,8 +143,10 @@ def test_running_servers_are_asked_once_for_the_plan(
 
 def test_verify_plans_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = Planned(monkeypatch)
-    few = ("--num-tokens", "100", "-k", "2", "--num-prompts", "2", "--concurrency", "2")
-    ran = specbench("verify", "tiny/ngram", *few, *OPTIONS, cwd=folder)
+    few = ("--num-tokens", "100", "-k", "2", "--num-prompts", "2")
+    ran = specbench(
+        "verify", "tiny/ngram", *few, "--concurrency", "2", "--threads", "1", *OPTIONS, cwd=folder
+    )
     assert ran.code in (0, 3), ran.err
     assert planned.asked.count("load_workloads") == 1
     for note in NOTES:

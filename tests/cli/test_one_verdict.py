@@ -754,7 +754,7 @@ def test_a_format_for_a_server_needs_no_local_reader(models: Path, tmp_path: Pat
     folder = write_case(models, tmp_path, CASES["target: a format without its reader"])
     commands = {
         ("run", "case/x", *RUN, "--dry-run"): 2,
-        ("run", "case/x", *RUN, "--dry-run", "--engine", "vllm"): 0,
+        ("run", "case/x", "-w", "prompts.jsonl", "-k", "2", "--dry-run", "--engine", "vllm"): 0,
         ("run", "case/x", *RUN, "--dry-run", "--engine", "builtin,vllm"): 0,
         ("pair", "case", "--dry-run"): 2,
         ("pair", "case", "--dry-run", "--gpu", "H100"): 0,

@@ -75,6 +75,7 @@ from tests.importers.test_acceptance_files import PROFILE
         ("--engine vllm --engine-python /nope/python", "--engine-python: the program"),
         ('--engine vllm --engine-args "\'"', '--engine-args "\'": No closing quotation'),
         ("--engine vllm --concurrency 1,8 --request-rate 2", "a single --concurrency"),
+        ("--engine vllm --threads 1", "--threads is for engines in this process"),
         ("--engine vllm --prompt-tokens 512", "--prompt-tokens needs the built-in decoder"),
         ("--method draftmodel", "'draftmodel', did you mean 'draft_model'? choose from"),
         ("--method all,ngram", "all excludes other names"),
