@@ -703,6 +703,7 @@ def _measure(
     from specbench.metrics.aggregate import aggregate_run
     from specbench.records import SpeedupVerdict
     from specbench.report.document import build_document
+    from specbench.report.sections import unmeasured_drafters
     from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import answer_text
 
@@ -735,7 +736,7 @@ def _measure(
     from specbench.cli.pair_tables import pair_document, print_ranking
 
     if call.as_json:
-        options.print_json(pair_document(prepared, machine, ranked, run.run.run_id))
+        options.print_json(pair_document(prepared, machine, ranked, document))
     else:
         print_ranking(ranked, document, paths)
     by_name = {pairing.drafter.name: pairing.drafter for pairing in plan.pairings}
@@ -744,7 +745,7 @@ def _measure(
         for r in ranked
         if r.measured is not None and r.measured.num_speculative_tokens
     ]
-    verdict, reasons = answer_of(ranked)
+    verdict, reasons = answer_of(ranked, lacks_drafters=bool(unmeasured_drafters(document)))
     comment = f"measured by specbench pair, run {run.run.run_id}"
     _write(call.write, prepared.target, best, comment, answer_text(verdict, reasons))
     require_complete(document)

@@ -17,11 +17,13 @@ from specbench.files.gguf import GgufFile
 from specbench.fit.candidates import CandidateList
 from specbench.fit.memory_plan import MemoryPlan
 from specbench.footprint import STATES_BESIDE_DRAFTS
+from specbench.records import Reason
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines
+from specbench.report.sections import unmeasured_drafters
 from specbench.words.answers import REASON, answer_text
-from specbench.words.numbers import measured, plural, significant
+from specbench.words.numbers import listed, measured, plural, significant
 from specbench.words.table import Table, column, text_table
 
 _WORDS = {"True": "yes", "False": "no", "None": "none"}
@@ -105,20 +107,25 @@ def print_ranking(
         )
     for line in failure_lines(document):
         say(line)
+    if missing := unmeasured_drafters(document):
+        say(f"not measured, and perhaps faster: {listed(missing)}")
     print_paths(paths)
     for line in answer_lines(document):
         say(line)
-    say(answer_text(*answer_of(ranked)))
+    say(answer_text(*answer_of(ranked, lacks_drafters=bool(missing))))
 
 
 def pair_document(
     prepared: CandidateList,
     machine: MachineSummary,
     ranked: Sequence[RankedDrafter] = (),
-    run_id: str | None = None,
+    measured: Document | None = None,
 ) -> dict[str, Any]:
     """The JSON document of `pair`; an unknown value is null."""
-    verdict, reasons = answer_of(ranked) if run_id else (None, ())
+    run_id, verdict, reasons = None, None, tuple[Reason, ...]()
+    if measured is not None:
+        run_id, missing = measured.run.run_id, unmeasured_drafters(measured)
+        verdict, reasons = answer_of(ranked, lacks_drafters=bool(missing))
     return {
         "target": prepared.target.name,
         "machine": {"name": machine.name, **asdict(machine.setup), "notes": list(machine.notes)},

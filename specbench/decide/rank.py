@@ -102,10 +102,12 @@ def _gain_and_speedup(gain: Gain) -> tuple[float, float]:
     return gain.value, gain.speedup.estimate if gain.speedup else 0.0
 
 
-def answer_of(ranked: Sequence[RankedDrafter]) -> tuple[SpeedupVerdict, tuple[Reason, ...]]:
+def answer_of(
+    ranked: Sequence[RankedDrafter], *, lacks_drafters: bool = False
+) -> tuple[SpeedupVerdict, tuple[Reason, ...]]:
     """Whether to use a drafter, and which, with one that may be as fast and what would decide it.
 
-    Only what was measured is advised.
+    Only what was measured is advised. `lacks_drafters`: one that was planned was not measured.
     """
     entry = _advised(ranked)
     if entry is not None and (gain := entry.measured) is not None:
@@ -127,7 +129,8 @@ def answer_of(ranked: Sequence[RankedDrafter]) -> tuple[SpeedupVerdict, tuple[Re
         return SpeedupVerdict.UNDECIDED, (Kind.NOTHING_VALID(),)
     is_open = [reason for reason in measured if reason[2].verdict is SpeedupVerdict.UNDECIDED]
     if not is_open:
-        if any(gain.is_unquoted for entry in ranked for gain in entry.gains.values()):
+        unquoted = (gain.is_unquoted for entry in ranked for gain in entry.gains.values())
+        if lacks_drafters or any(unquoted):
             return SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),)
         return SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
     speedup, best, gain = max(is_open, key=lambda reason: reason[0].estimate)

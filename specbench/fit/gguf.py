@@ -42,9 +42,9 @@ _NOTES = (
 
 
 def discover_gguf(file: GgufFile, folders: Sequence[Path], lookups: Sequence[str]) -> Discovery:
-    """What can draft for a GGUF file: its own MTP layers, these lookups, the files next to it and
-    below `folders`, and these together with a lookup; and files that cannot. UsageError for a
-    missing folder."""
+    """What can draft for a GGUF file: its own MTP layers, the files next to it and below `folders`,
+    both together with a lookup, and these lookups; and files that cannot. UsageError for a missing
+    folder."""
     methods = [m for m in gguf_draftless(file) if m in lookups or m not in LOOKUPS]
     drafters = [DrafterSpec(name=method, method=method) for method in methods]
     left_out = []
@@ -62,6 +62,7 @@ def discover_gguf(file: GgufFile, folders: Sequence[Path], lookups: Sequence[str
             drafters.append(DrafterSpec(name=plain_name(path.stem), method=method, model=spec))
     if SET_LOOKUP in lookups:
         drafters += [with_lookup(d, SET_LOOKUP) for d in drafters if d.method not in LOOKUPS]
+    drafters.sort(key=lambda d: d.method in LOOKUPS)  # those with weights first: they gain more
     return Discovery(drafters=with_unique_names(drafters), left_out=tuple(left_out))
 
 

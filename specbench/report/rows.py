@@ -57,6 +57,7 @@ class _RowModel(NamedTuple):
 
 _ACCEPTANCE = ("acceptance_rate", "mean_acceptance_length", "acceptance_rate_per_position")
 _SYNTHETIC = "acceptance was simulated or the weights are dummies"
+_WITHOUT_ANSWER = (Kind.NOTHING_VALID, Kind.CONFIRMATION_INVALID)
 _NO_MODEL = _RowModel(NO_DRAFTER, NO_DRAFTER, NO_DRAFTER)  # of a method that drafts without one
 
 
@@ -215,9 +216,9 @@ class _RowSource:
 
     @property
     def invalid_reasons(self) -> list[str]:
-        """Those of the cell and of its confirmation run; of a synthetic run that it is one."""
-        unconfirmed = (r for r in self.decision.answer if r.kind is Kind.CONFIRMATION_INVALID)
-        reasons: Iterable[Reason] = (*self.cell.invalid_reasons, *unconfirmed)
+        """Those of the cell and of its answer; of a synthetic run that it is one."""
+        unanswered = (r for r in self.decision.answer if r.kind in _WITHOUT_ANSWER)
+        reasons: Iterable[Reason] = (*self.cell.invalid_reasons, *unanswered)
         return [*([_SYNTHETIC] if self.decision.is_synthetic else []), *map(text, reasons)]
 
 

@@ -109,11 +109,12 @@ def _section(
     )
 
 
-def unmeasured_drafters(document: Document, condition: Condition) -> tuple[str, ...]:
-    """The planned drafters without a measurement at a setting, which may be faster."""
-    measured = {cell.key.source for cell in document.cells if cell.key.condition == condition}
-    missing = (k.source for k in document.missing if k.condition == condition and k.draft.k)
-    return tuple(name for name in dict.fromkeys(missing) if name not in measured)
+def unmeasured_drafters(document: Document, at: Condition | None = None) -> tuple[str, ...]:
+    """The planned drafters without a measurement at a setting, or at any, which may be faster."""
+    measured = {(cell.key.condition, cell.key.source) for cell in document.cells}
+    missing = (key for key in document.missing if key.draft.k and at in (None, key.condition))
+    names = (k.source for k in missing if (k.condition, k.source) not in measured)
+    return tuple(dict.fromkeys(names))
 
 
 def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], ...]:

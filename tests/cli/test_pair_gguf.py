@@ -292,6 +292,7 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
         "second-ngram_mod": ("dflash2+ngram_mod", "refused"),
         "spark-ngram_mod": ("dspark+ngram_mod", "ok"),
     }
+    assert [*found][-2:] == ["ngram", "ngram_mod"]  # measured after those with weights
     assert all(d["memory"] for d in document["drafters"] if d["level"] == "ok")
     left_out = {Path(skipped["source"]).name for skipped in document["left_out"]}
     assert left_out == {

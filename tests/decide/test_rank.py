@@ -114,6 +114,18 @@ def test_a_win_that_was_not_confirmed_leaves_the_answer_open(forecasts):
     assert answer == (SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),))
 
 
+@pytest.mark.parametrize(
+    ("lacks_drafters", "expected"),
+    [
+        (False, (SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),))),
+        (True, (SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),))),
+    ],
+)
+def test_a_drafter_that_was_not_measured_is_no_reason_against_all(lacks_drafters, expected):
+    ranked = rank([decided("lost", 4, 0.8)], [], [])
+    assert answer_of(ranked, lacks_drafters=lacks_drafters) == expected
+
+
 def test_a_drafter_of_which_whole_requests_are_undecided_is_open_by_those():
     fast = cell("draft", 4, 1.5)
     wide = Interval(estimate=1.1, low=0.9, high=1.3)

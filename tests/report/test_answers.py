@@ -19,7 +19,7 @@ from specbench.records import (
 )
 from specbench.report.answers import answer, answer_lines, conclusion, shared_k_lines
 from specbench.report.document import Document, build_document
-from specbench.report.sections import sections
+from specbench.report.sections import sections, unmeasured_drafters
 from tests.cell_keys import with_axes
 from tests.decide.conftest import summary
 from tests.report.stored_runs import SMALL, stored_run
@@ -151,6 +151,7 @@ def test_a_drafter_that_was_not_measured_is_no_reason_for_a_no(
     broken = with_axes(min(keys, key=str), drafter="broken", pairing="demo/broken")
     document = replace(document, decisions=decisions, missing=(broken,))
     code, creative = map(answer, sections(document))
+    assert unmeasured_drafters(document) == ("demo/broken",)
     assert (code.verdict, code.answer) == (SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),))
     assert creative.verdict is SpeedupVerdict.NO_SPEEDUP
     assert [*conclusion([code, creative])] == [Kind.NOTHING_SHOWN()]

@@ -19,10 +19,11 @@ from specbench.importers.imported_cell import ImportedCell, ImportOverrides
 from specbench.importers.specbench_row import COLUMNS, HASH_DIGITS, OTHER
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.inputs.stored_targets import stored_targets
-from specbench.records import Interval, Kind, SpeedupVerdict
+from specbench.records import Interval, Kind, Reason, SpeedupVerdict
 from specbench.report.document import Document, build_document
 from specbench.report.rows import rows, table
 from specbench.runs import StoredRun, load_run
+from specbench.words.answers import text
 from tests.cli.calls import specbench
 from tests.gguf_files import write_gguf
 from tests.report.stored_runs import SMALL, keep, stored_run
@@ -76,6 +77,16 @@ def test_an_invalid_cell_says_so_in_its_row(gpu_document: Document) -> None:
     (row,) = rows(about)
     assert (row["valid"], row["machine"]) == (False, "Made-up GPU")
     assert "thermal" in row["invalid_reasons"][0]
+
+
+@pytest.mark.parametrize("kind", [Kind.NOTHING_VALID(), Kind.CONFIRMATION_INVALID(k=4)])
+def test_an_answer_without_a_valid_measurement_says_so_in_its_row(
+    cpu_document: Document, kind: Reason
+) -> None:
+    decision = replace(cpu_document.decisions[0], answer=(kind,), speedup=None)
+    (row,) = rows(replace(cpu_document, decisions=(decision,)))
+    assert (row["valid"], row["speedup"]) == (False, None)
+    assert row["invalid_reasons"] == [text(kind)]
 
 
 def with_gguf(stored: StoredRun, target: Path) -> Document:

@@ -18,6 +18,7 @@ from specbench.stats.spread import MIN_UNITS
 
 NUM_CONFIRMING = 2  # K = 0 and the winner
 NUM_PROMPTS = 2  # of each workload, or one per concurrent request
+TRIAL_SHARE = 0.02  # of a budget: a trial within it has as many prompts as an interval needs
 FIRST_CYCLE_SHARE = 0.25  # of a budget: the other cycles and the confirmation follow
 
 
@@ -63,12 +64,17 @@ def try_session(plan: TargetPlan, engine: str) -> TrialTimes:
             server = OpenSession(plan, session, "trial", running, runner, Answers(), None)
             server.warm_up()
             blocks = [*session.blocks(plan)]
-            num = max(NUM_PROMPTS, *(block.condition.concurrency for block in blocks))
-            num = min(num, *(len(block.prompts) for block in blocks))
-            ready_s = time.monotonic()
-            for block in blocks:
-                record = server.serve(replace(block, prompts=block.prompts[:num]))
-                server.check(block, record)
-            served_s = time.monotonic() - ready_s
+            least = max(NUM_PROMPTS, *(block.condition.concurrency for block in blocks))
+            most = min(len(block.prompts) for block in blocks)
+            num, served_s = 0, 0.0
+            # Answers differ in length, so that two of them may take half as long as the others.
+            for end in (min(least, most), min(max(least, MIN_UNITS), most)):
+                if num and served_s * end / num > TRIAL_SHARE * (plan.budget_s or 0.0):
+                    break
+                ready_s = time.monotonic()
+                for block in blocks if end > num else ():
+                    record = server.serve(replace(block, prompts=block.prompts[num:end]))
+                    server.check(block, record)
+                num, served_s = end, served_s + time.monotonic() - ready_s
     shutil.rmtree(folder)
     return TrialTimes(time.monotonic() - began_s - served_s, served_s / num)
