@@ -64,3 +64,24 @@ def test_as_many_requests_are_timed_as_run_at_once(
     monkeypatch.setattr(trial, "entered", lambda _, session: session)
     monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: Served.seconds))
     assert try_session(replace(plan, workloads=workloads), "vllm") == (0.0, prompt_s)
+
+
+@pytest.mark.parametrize(("budget_s", "prompt_s"), [(1000.0, 2.2), (100.0, 1.0), (None, 1.0)])
+def test_as_many_prompts_as_an_interval_needs_are_timed_if_they_take_little_of_the_budget(
+    tmp_path, monkeypatch, budget_s, prompt_s
+):
+    """The answers after the first two are three times as long."""
+
+    served = []
+
+    class Longer(Served):
+        def serve(self, block):
+            served.extend(block.prompts)
+            Served.seconds += sum(1 if prompt in served[:2] else 3 for prompt in block.prompts)
+
+    plan = plan_of(tmp_path, num_prompts=None, budget_s=budget_s)
+    monkeypatch.setattr(trial, "OpenSession", Longer)
+    monkeypatch.setattr(trial, "ManagedServers", lambda *_: SimpleNamespace(open=nullcontext))
+    monkeypatch.setattr(trial, "entered", lambda _, session: session)
+    monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: Served.seconds))
+    assert try_session(plan, "vllm") == (0.0, pytest.approx(prompt_s))
