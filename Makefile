@@ -12,8 +12,9 @@ export ENGINES ?= $(HOME)/.cache/specbench-engines
 # Compiled files are kept, or every process of the tests compiles all of them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Neighbouring tests mostly share a worker, so what a file shares is seldom made twice.
-SPREAD := -n auto --dist worksteal
+# Neighbouring tests mostly share a worker, so what a file shares is seldom made twice. Some wait for
+# servers and processes: one worker more than there are cores.
+SPREAD = -n $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
 
 WHEELS := build/wheels
 SITE := build/gpu-site

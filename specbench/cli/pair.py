@@ -355,6 +355,8 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
         )
     if call.measure != PairOptions.measure:
         raise UsageError(f"--measure-top {call.measure}: all drafters of a GGUF file are measured")
+    if settings.machine.threads is not None:
+        raise UsageError("--threads: llama-server takes its own, as --engine-args '--threads N'")
     path = Path(target).expanduser()
     file = read_gguf(path)
     spec = ModelSpec(source=target, folder=path.absolute())
@@ -414,6 +416,7 @@ def _measure_gguf(
     from specbench.inputs.pairing import Pairing
     from specbench.metrics.aggregate import aggregate_run
     from specbench.report.document import build_document
+    from specbench.report.sections import unmeasured_drafters
     from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import joined
 
@@ -436,7 +439,8 @@ def _measure_gguf(
     if call.context != PairOptions.context and _ctx_size(call) is None:  # slots share it evenly
         arguments += ["--ctx-size", str(document["machine"]["context"] * call.concurrency)]
     started_by = shlex.join(_llama_server(settings, *arguments))
-    is_undecided = deployment.is_undecided
+    is_open = not deployment.k and bool(unmeasured_drafters(measured))
+    is_undecided = deployment.is_undecided or is_open
     if call.as_json:
         more = {"run_id": run.run.run_id, "ranking": ranking_json(ranked)}
         options.print_json(document | more | {"command": None if is_undecided else started_by})

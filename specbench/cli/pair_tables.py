@@ -108,7 +108,7 @@ def print_ranking(
     for line in failure_lines(document):
         say(line)
     if missing := unmeasured_drafters(document):
-        say(f"not measured, and perhaps faster: {listed(missing)}")
+        say(f"not measured at every setting, and perhaps faster: {listed(missing)}")
     print_paths(paths)
     for line in answer_lines(document):
         say(line)

@@ -57,7 +57,10 @@ class _RowModel(NamedTuple):
 
 _ACCEPTANCE = ("acceptance_rate", "mean_acceptance_length", "acceptance_rate_per_position")
 _SYNTHETIC = "acceptance was simulated or the weights are dummies"
-_WITHOUT_ANSWER = (Kind.NOTHING_VALID, Kind.CONFIRMATION_INVALID)
+_WITHOUT_ANSWER = (
+    *(Kind.NOTHING_VALID, Kind.ALL_INVALID, Kind.NEVER_DRAFTED),
+    Kind.CONFIRMATION_INVALID,
+)
 _NO_MODEL = _RowModel(NO_DRAFTER, NO_DRAFTER, NO_DRAFTER)  # of a method that drafts without one
 
 
@@ -218,7 +221,7 @@ class _RowSource:
     def invalid_reasons(self) -> list[str]:
         """Those of the cell and of its answer; of a synthetic run that it is one."""
         unanswered = (r for r in self.decision.answer if r.kind in _WITHOUT_ANSWER)
-        reasons: Iterable[Reason] = (*self.cell.invalid_reasons, *unanswered)
+        reasons: Iterable[Reason] = self.cell.invalid_reasons or unanswered
         return [*([_SYNTHETIC] if self.decision.is_synthetic else []), *map(text, reasons)]
 
 

@@ -224,6 +224,7 @@ WRONG_WORDS = {  # and the word that the error names
     "d.gguf --search-dir absent": "absent",
     "d.gguf --output new.yaml": "--output",
     "d.gguf --measure-top 1": "--measure-top",
+    "d.gguf --threads 2": "--threads",
     "demo:target --engine-python llama-server": "GGUF",
 }
 

@@ -148,6 +148,8 @@ class NothingFailed:
 
     failures = ()
     servers = ()
+    cells = ()
+    missing = ()
 
 
 def test_the_ranking_says_that_each_setting_has_its_own_k(capsys, monkeypatch):

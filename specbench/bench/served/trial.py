@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import time
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
@@ -64,11 +65,12 @@ def try_session(plan: TargetPlan, engine: str) -> TrialTimes:
             server = OpenSession(plan, session, "trial", running, runner, Answers(), None)
             server.warm_up()
             blocks = [*session.blocks(plan)]
-            least = max(NUM_PROMPTS, *(block.condition.concurrency for block in blocks))
+            at_once = max(block.condition.concurrency for block in blocks)
+            least, enough = max(NUM_PROMPTS, at_once), ceil(MIN_UNITS / at_once) * at_once
             most = min(len(block.prompts) for block in blocks)
             num, served_s = 0, 0.0
             # Answers differ in length, so that two of them may take half as long as the others.
-            for end in (min(least, most), min(max(least, MIN_UNITS), most)):
+            for end in (min(least, most), min(max(least, enough), most)):
                 if num and served_s * end / num > TRIAL_SHARE * (plan.budget_s or 0.0):
                     break
                 ready_s = time.monotonic()

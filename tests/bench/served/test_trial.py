@@ -52,7 +52,8 @@ class Served:
 
 
 @pytest.mark.parametrize(
-    ("concurrency", "prompts", "prompt_s"), [(1, SIX, 1.0), (8, SIX, 1 / 8), (1, SIX[:1], 1.0)]
+    ("concurrency", "prompts", "prompt_s"),
+    [(1, SIX, 1.0), (2, SIX, 1 / 2), (8, SIX, 1 / 8), (1, SIX[:1], 1.0)],
 )
 def test_as_many_requests_are_timed_as_run_at_once(
     tmp_path, monkeypatch, concurrency, prompts, prompt_s
