@@ -9,6 +9,7 @@ from specbench.decide.rank import Gain, RankedDrafter, answer_of
 from specbench.decide.recommend import judge
 from specbench.records import Fixed, Interval, Kind, Reason, SpeedupVerdict
 from specbench.words.answers import answer_text
+from tests.cell_keys import KEY
 from tests.decide.conftest import summary
 
 Bounds = tuple[float | None, float, float | None]
@@ -150,6 +151,21 @@ class NothingFailed:
     servers = ()
     cells = ()
     missing = ()
+
+
+def test_drafters_that_were_not_measured_are_named_and_leave_the_answer_open(capsys, monkeypatch):
+    from specbench.cli import pair_tables
+
+    class OneMissing(NothingFailed):
+        missing = (KEY,)
+
+    monkeypatch.setattr(pair_tables, "answer_lines", lambda _: [])
+    lost = [ranked("lost", (0.5, 0.6, 0.7))]
+    pair_tables.print_ranking(lost, OneMissing(), [])
+    *shown, answer = capsys.readouterr().out.splitlines()
+    assert KEY.source in " ".join(shown)
+    assert answer == answer_text(*answer_of(lost, lacks_drafters=True))
+    assert answer != answer_text(*answer_of(lost))
 
 
 def test_the_ranking_says_that_each_setting_has_its_own_k(capsys, monkeypatch):
