@@ -10,12 +10,20 @@ EXPLORE_SHARE = 0.8  # the rest is for the confirmation of the winners and their
 
 
 class Deadline:
-    """A budget in seconds, None for none; earlier sessions of the run spent `spent_s` of it."""
+    """A budget in seconds, None for none; earlier sessions of the run spent `spent_s` of it.
+
+    `explore_share`: what the exploration may take.
+    """
 
     def __init__(
-        self, budget_s: float | None, clock: Callable[[], float], *, spent_s: float = 0.0
+        self,
+        budget_s: float | None,
+        clock: Callable[[], float],
+        *,
+        spent_s: float = 0.0,
+        explore_share: float = EXPLORE_SHARE,
     ) -> None:
-        self._budget_s = budget_s
+        self._budget_s, self._explore_share = budget_s, explore_share
         self._clock = clock
         self._began_s = clock() - spent_s
 
@@ -23,7 +31,7 @@ class Deadline:
         """Seconds until the phase should end; negative when it is late."""
         if self._budget_s is None:
             return None
-        share = EXPLORE_SHARE if phase == "explore" else 1.0
+        share = self._explore_share if phase == "explore" else 1.0
         return self._budget_s * share - self.spent_s
 
     @property

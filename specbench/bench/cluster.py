@@ -19,8 +19,8 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
-from specbench.bench.budget import Deadline, spent_s
-from specbench.bench.machine import NextUnit, ThisMachine, Unit, source_of
+from specbench.bench.budget import spent_s
+from specbench.bench.machine import NextUnit, ThisMachine, Unit, deadline_of, source_of
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import RunPlan
 from specbench.bench.served.cycles import Cycle
@@ -99,7 +99,7 @@ def measure_unit(
                 machine = ThisMachine(run.settings, unit.plan.pairings, _remote_reporter(send))
                 engine = unit.engine if isinstance(unit, Cycle) else None
                 spent = spent_s(store.stored, unit.plan.target.name, engine)
-                deadline = Deadline(unit.plan.budget_s, time.monotonic, spent_s=spent)
+                deadline = deadline_of(unit.plan, engine, time.monotonic, spent)
                 machine.measure_unit(unit, store, deadline)
         except DeviceLostError:
             raise
@@ -351,7 +351,7 @@ class ClusterScheduler:
         for plan in plans:
             for engine in plan.parts:
                 clock = partial(_stored_s, store, plan.target.name, engine)
-                deadline = Deadline(plan.budget_s, clock, spent_s=clock())
+                deadline = deadline_of(plan, engine, clock, clock())
                 sources.append(source_of(plan, engine, running, store, deadline))
         self.keep_busy(sources, store)
 

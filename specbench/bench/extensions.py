@@ -1,6 +1,7 @@
 """Decisions about the rest of a measurement. They are recorded, and a resumed run follows them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from specbench.bench.blocks import Cell
 from specbench.records import ExtensionRecord
@@ -15,12 +16,12 @@ class Extensions:
         self._store = store
         self._drafters = tuple(sorted(drafters))
         stored = (e for e in store.stored.extensions if e.drafters == self._drafters)
-        self._taken = {(e.kind, e.question, e.num_prompts): e.cell_ids for e in stored}
+        self._taken = {_place(extension): extension for extension in stored}
 
     def is_taken(
         self, kind: ExtensionKind, question: Cell | None = None, num_prompts: int = 0
     ) -> bool:
-        return (kind, _id_of(question), num_prompts) in self._taken
+        return _place(self._about(kind, question, num_prompts)) in self._taken
 
     def take(
         self,
@@ -33,22 +34,40 @@ class Extensions:
 
         If `decide` returns None, it is too early to decide, and nothing is recorded.
         """
-        key = kind, _id_of(question), num_prompts
-        if key not in self._taken:
+        about = self._about(kind, question, num_prompts)
+        if _place(about) not in self._taken:
             decided = decide()
             if decided is None:
                 return frozenset()
-            record = ExtensionRecord(
-                kind=kind,
-                question=_id_of(question),
-                drafters=self._drafters,
-                num_prompts=num_prompts,
-                cell_ids=tuple(sorted(decided)),
-            )
-            self._store.append(record)
-            self._taken[key] = record.cell_ids
-        return frozenset(self._taken[key])
+            self._record(replace(about, cell_ids=tuple(sorted(decided))))
+        return frozenset(self._taken[_place(about)].cell_ids)
+
+    def take_confirmation(
+        self, decide: Callable[[], tuple[frozenset[str], int]], question: Cell
+    ) -> tuple[frozenset[str], int]:
+        """The cells to confirm, and the prompts of each workload in a session, as by `take`."""
+        about = self._about("confirm", question)
+        if _place(about) not in self._taken:
+            ids, num_prompts = decide()
+            self._record(replace(about, cell_ids=tuple(sorted(ids)), num_prompts=num_prompts))
+        record = self._taken[_place(about)]
+        return frozenset(record.cell_ids), record.num_prompts
+
+    def _about(
+        self, kind: ExtensionKind, question: Cell | None, num_prompts: int = 0
+    ) -> ExtensionRecord:
+        return ExtensionRecord(
+            kind=kind,
+            question=question.key.id if question else "",
+            drafters=self._drafters,
+            num_prompts=num_prompts,
+        )
+
+    def _record(self, record: ExtensionRecord) -> None:
+        self._store.append(record)
+        self._taken[_place(record)] = record
 
 
-def _id_of(question: Cell | None) -> str:
-    return question.key.id if question else ""
+def _place(record: ExtensionRecord) -> tuple[ExtensionKind, str, int]:
+    """What a decision is about: a setting has several drops, one after another."""
+    return record.kind, record.question, record.num_prompts if record.kind == "drop" else 0

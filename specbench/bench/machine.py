@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from specbench.bench.budget import Deadline, spent_s
+from specbench.bench.budget import EXPLORE_SHARE, Deadline, spent_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycles import Cycle, CycleRun, ServedRun
 from specbench.bench.served.host import host_of
+from specbench.bench.served.race import explore_share
+from specbench.bench.served.sessions import served_cells
 from specbench.bench.units import Reporter, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing
@@ -73,7 +75,7 @@ class ThisMachine:
         for plan in plans:
             for engine in plan.parts:  # a deadline begins when the previous part has ended
                 spent = spent_s(store.stored, plan.target.name, engine)
-                deadline = Deadline(plan.budget_s, time.monotonic, spent_s=spent)
+                deadline = deadline_of(plan, engine, time.monotonic, spent)
                 next_unit = source_of(plan, engine, running, store, deadline)
                 while (unit := next_unit(0)) is not None:
                     self.measure_unit(unit, store, deadline)
@@ -86,6 +88,14 @@ class ThisMachine:
         else:
             assert self._process is not None, "an engine is in this process"
             self._process.measure(unit.plan, store, self._reporter, deadline)
+
+
+def deadline_of(
+    plan: TargetPlan, engine: str | None, clock: Callable[[], float], spent_s: float
+) -> Deadline:
+    """The deadline of one of a target's `parts`, which spent so many seconds already."""
+    explored = EXPLORE_SHARE if engine is None else explore_share(served_cells(plan, engine))
+    return Deadline(plan.budget_s, clock, spent_s=spent_s, explore_share=explored)
 
 
 def source_of(

@@ -83,15 +83,18 @@ class TargetPlan:
         is_set = effort.num_prompts is not None or effort.is_open_ended
         return self.prompts(workload)[: None if is_set else ENOUGH_PROMPTS]
 
-    def other_prompts(self, workload: Workload, used: Collection[str]) -> tuple[Prompt, ...]:
-        """As many prompts of a workload as were used, without those; empty if too few are left to
-        confirm a choice with."""
+    def other_prompts(
+        self, workload: Workload, used: Collection[str], num: int | None = None
+    ) -> tuple[Prompt, ...]:
+        """So many prompts of a workload, or as many as were used, without those; empty if too few
+        are left to confirm a choice with."""
+        num = num or len(used)
         every = workload.take(len(workload.prompts), self.settings.seed)
         unused = [prompt for prompt in every if prompt.id not in used]
         if self.settings.forecasting.forecast:  # traced prompts chose the K that were measured
             unused.sort(key=self.prompts(workload).__contains__)
-        unused = unused[: len(used)]
-        return tuple(unused) if are_enough(len(unused), len(used)) else ()
+        unused = unused[:num]
+        return tuple(unused) if are_enough(len(unused), num) else ()
 
     def pass_prompts(self, workload: Workload, condition: Condition) -> tuple[Prompt, ...]:
         """The prompts of a pass with concurrent requests, repeated if the workload has too few."""

@@ -491,7 +491,7 @@ def fitted(plan: "RunPlan") -> "RunPlan":
     settings = replace(plan.settings, draft=draft, effort=effort)  # a resumed run keeps both
     plan = replace(plan, settings=settings, targets=(target,))
     least_s = times.least_s(num, sessions)
-    longest_s = times.longest_s(num, sessions)
+    longest_s = times.longest_s(num, most, sessions)
     unit = "prompts" if concurrency == 1 else "requests"  # which repeat prompts if they are few
     typer.echo(
         f"{target.target.name}: a start takes {times.start_s:.1f} s, {num} {unit} of each "
@@ -701,13 +701,13 @@ def _measure(
 ) -> None:
     """Forecasts all drafters that fit, measures the best ones and ranks them."""
     from specbench.bench.planning import plan_run
-    from specbench.decide.rank import answer_of, rank
+    from specbench.decide.rank import rank
     from specbench.inputs.pairing import Pairing
     from specbench.inputs.stored_targets import pairings_of
     from specbench.metrics.aggregate import aggregate_run
     from specbench.records import SpeedupVerdict
     from specbench.report.document import build_document
-    from specbench.report.sections import unmeasured_drafters
+    from specbench.report.sections import answer_about
     from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import answer_text
 
@@ -749,7 +749,7 @@ def _measure(
         for r in ranked
         if r.measured is not None and r.measured.num_speculative_tokens
     ]
-    verdict, reasons = answer_of(ranked, lacks_drafters=bool(unmeasured_drafters(document)))
+    verdict, reasons = answer_about(ranked, document)
     comment = f"measured by specbench pair, run {run.run.run_id}"
     _write(call.write, prepared.target, best, comment, answer_text(verdict, reasons))
     require_complete(document)

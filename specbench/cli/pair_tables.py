@@ -11,7 +11,7 @@ import typer
 from specbench.cli.answer import print_paths
 from specbench.cli.console import WIDTH, open_console, plain_table, say
 from specbench.cli.hardware import MachineSummary
-from specbench.decide.rank import Gain, RankedDrafter, answer_of
+from specbench.decide.rank import Gain, RankedDrafter
 from specbench.files.config import Experts
 from specbench.files.gguf import GgufFile
 from specbench.fit.candidates import CandidateList
@@ -21,7 +21,7 @@ from specbench.records import Reason
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines
-from specbench.report.sections import unmeasured_drafters
+from specbench.report.sections import answer_about, unmeasured_drafters
 from specbench.words.answers import REASON, answer_text
 from specbench.words.numbers import listed, measured, plural, significant
 from specbench.words.table import Table, column, text_table
@@ -112,7 +112,7 @@ def print_ranking(
     print_paths(paths)
     for line in answer_lines(document):
         say(line)
-    say(answer_text(*answer_of(ranked, lacks_drafters=bool(missing))))
+    say(answer_text(*answer_about(ranked, document)))
 
 
 def pair_document(
@@ -124,8 +124,8 @@ def pair_document(
     """The JSON document of `pair`; an unknown value is null."""
     run_id, verdict, reasons = None, None, tuple[Reason, ...]()
     if measured is not None:
-        run_id, missing = measured.run.run_id, unmeasured_drafters(measured)
-        verdict, reasons = answer_of(ranked, lacks_drafters=bool(missing))
+        run_id = measured.run.run_id
+        verdict, reasons = answer_about(ranked, measured)
     return {
         "target": prepared.target.name,
         "machine": {"name": machine.name, **asdict(machine.setup), "notes": list(machine.notes)},

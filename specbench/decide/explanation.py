@@ -252,7 +252,7 @@ def what_would_narrow(
     """What to measure next; empty if unknown.
 
     `workload_prompts`: the number of prompts that fit the target; `is_cut_short`: a time budget
-    ended before the cell had all its prompts.
+    ended before the cell had all its prompts, or set the cycles of a server.
     """
     if cell.speedup is None:
         return
@@ -263,6 +263,8 @@ def what_would_narrow(
         yield from _for_an_interval(units, prompts, left, is_cut_short=is_cut_short)
         return
     option = "--restart-cycles" if units.are_cycles else "--repeats"
+    if units.are_cycles and is_cut_short:
+        option = "--time-budget"
     effect = cell.minimum_detectable_effect
     if effect is not None and effect > LARGEST_EFFECT:
         yield Kind.TOO_NOISY(effect=effect, option=option)

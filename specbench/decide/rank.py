@@ -103,11 +103,12 @@ def _gain_and_speedup(gain: Gain) -> tuple[float, float]:
 
 
 def answer_of(
-    ranked: Sequence[RankedDrafter], *, lacks_drafters: bool = False
+    ranked: Sequence[RankedDrafter], *, lacks_drafters: bool = False, more: str = "--num-prompts"
 ) -> tuple[SpeedupVerdict, tuple[Reason, ...]]:
     """Whether to use a drafter, and which, with one that may be as fast and what would decide it.
 
     Only what was measured is advised. `lacks_drafters`: one that was planned was not measured.
+    `more`: the option of longer measurements.
     """
     entry = _advised(ranked)
     if entry is not None and (gain := entry.measured) is not None:
@@ -117,7 +118,7 @@ def answer_of(
             k=gain.num_speculative_tokens,
             speedup=gain.speedup,
         )
-        reasons = (use, *_setting(entry, gain), *_rival(entry, ranked))
+        reasons = (use, *_setting(entry, gain), *_rival(entry, ranked, more))
         return SpeedupVerdict.FASTER, reasons
     measured = [
         (gain.speedup, entry, gain)
@@ -137,7 +138,7 @@ def answer_of(
     reason = Kind.OPEN_DRAFTER(drafter=best.drafter, k=k_of(gain.at), speedup=speedup)
     setting = [Kind.OPEN_AT(setting=_setting_name(best, gain))] if len(best.gains) > 1 else []
     standing = Kind.STANDS_BEST() if speedup.estimate > 1 else Kind.STANDS_NEAREST()
-    return SpeedupVerdict.UNDECIDED, (reason, *setting, standing, _DECIDES)
+    return SpeedupVerdict.UNDECIDED, (reason, *setting, standing, Kind.MORE_OF(option=more))
 
 
 def _advised(ranked: Sequence[RankedDrafter]) -> RankedDrafter | None:
@@ -147,9 +148,6 @@ def _advised(ranked: Sequence[RankedDrafter]) -> RankedDrafter | None:
         if gain is not None and gain.num_speculative_tokens and gain.speedup is not None:
             return entry
     return None
-
-
-_DECIDES = Kind.MORE_OF(option="--num-prompts")
 
 
 def _setting(entry: RankedDrafter, gain: Gain) -> Iterator[Reason]:
@@ -165,7 +163,7 @@ def _setting_name(entry: RankedDrafter, gain: Gain) -> str:
     return ", ".join(setting.distinct_parts(entry.gains, also="workload"))
 
 
-def _rival(best: RankedDrafter, ranked: Sequence[RankedDrafter]) -> Iterator[Reason]:
+def _rival(best: RankedDrafter, ranked: Sequence[RankedDrafter], more: str) -> Iterator[Reason]:
     """The first other drafter that the best one is not shown to beat, and how to decide: over the
     same prompts, or else by intervals that overlap."""
     for entry in ranked:
@@ -178,7 +176,7 @@ def _rival(best: RankedDrafter, ranked: Sequence[RankedDrafter]) -> Iterator[Rea
         if not is_beaten:
             kind = Kind.RIVAL if entry.is_measured else Kind.FORECAST_RIVAL
             yield kind(drafter=entry.drafter, speedup=speedup)
-            yield _DECIDES
+            yield Kind.MORE_OF(option=more)
             return
 
 

@@ -93,15 +93,18 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
     )
 
 
-def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
+def winners(cells: Sequence[CellSummary], *, also_open: bool = False) -> Iterator[str]:
     """Ids of the cells to confirm, since the best of many estimates is biased upward.
 
-    They are the winner of each setting and, if K = auto was measured, also K = auto and the best
-    fixed K.
+    They are the winner of each setting, or if `also_open` the leader of each that may be faster,
+    and, if K = auto was measured, also K = auto and the best fixed K.
     """
     groups = by_question(cells)
     for group in groups:
-        winner = choose(group).to_confirm
+        choice = choose(group)
+        leader, winner = choice.leader, choice.to_confirm
+        if also_open and leader and judge(leader.speedup) is not SpeedupVerdict.NO_SPEEDUP:
+            winner = leader.key
         if winner is not None:
             yield winner.id
         for key in (cell.key for cell in group if cell.key.draft.is_adaptive):

@@ -331,5 +331,7 @@ class ExtensionRecord:
     kind: ExtensionKind
     drafters: tuple[str, ...]  # that were loaded together, in order of their names
     question: str = ""  # id of the K = 0 cell of one setting; "": all settings of these drafters
-    num_prompts: int = 0  # of that setting, measured before a drop was decided
+    # Of that setting, measured before a drop was decided; or of each workload, in a session that
+    # confirms (0: as many as were explored).
+    num_prompts: int = 0
     cell_ids: tuple[str, ...] = ()  # that are dropped, precise or to be confirmed

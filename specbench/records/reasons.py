@@ -612,7 +612,8 @@ class Kind(StrEnum):
     NEVER_DRAFTED = (
         "never_drafted",
         "never drafted at {k:K}: the server counted no draft token in {requests} requests of "
-        "{tokens:,} tokens; see its log for why it does not speculate",
+        "{tokens:,} tokens; its log says why (of a server that was started: servers/ in the run's "
+        "folder)",
     )
     SERVERS_UNLIKE = (
         "servers_unlike",

@@ -15,6 +15,7 @@ from specbench.decide.comparisons import (
     compare_variants,
     context_curves,
     crossovers,
+    judge,
     side_by_side,
 )
 from specbench.decide.cross_fit import are_enough, cross_fitted
@@ -52,6 +53,7 @@ from specbench.records import (
     ReferenceRecord,
     RunRecord,
     ServerRecord,
+    SpeedupVerdict,
     chosen_threads,
 )
 from specbench.report.steps import ShownGeneration, generation_of
@@ -111,12 +113,12 @@ class Document:
 
 def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
     """Whether a time budget ended before a cell had all its prompts or passes, which are enough
-    for an interval, or before a server had the cycles of one."""
+    for an interval, or set the cycles of a server."""
     if run.settings.effort.budget_s is None:
         return False
     plan = next(plan for plan in run.cells if plan.key == cell.key)
     units = units_of(cell)
-    if units.are_cycles and units.are_too_few:
+    if units.are_cycles:
         return True
     count, planned = cell.num_prompts, plan.num_prompts
     if units.name == "pass":
@@ -228,14 +230,20 @@ def _evidence(
     """The summary that confirms a winner, and the prompts that it is over.
 
     In a run that has ended without confirmation blocks, the winner's prompts were exhausted. If its
-    budget ended before five others, the exploration decides.
+    budget ended before five others, the exploration decides. So it does about a leader that is no
+    winner, unless it is undecided and was confirmed on other prompts, or with all of them at once.
     """
-    key, leader = choice.to_confirm, choice.leader
-    if key is None or leader is None:
+    leader = choice.leader
+    if leader is None:
         return None, "same"
+    key = leader.key
     of_key = [{r.prompt_id for r in c.requests} for c in (*explored, *confirmation) if c.key == key]
     confirming = confirmed.get(key)
     on: ConfirmedOn = "other" if len(of_key) == 2 and not of_key[0] & of_key[1] else "same"
+    if choice.to_confirm is None:
+        is_open = judge(leader.speedup) is SpeedupVerdict.UNDECIDED
+        is_new = on == "other" or key.condition.overlaps
+        return (confirming if is_open and is_new and _has_interval(confirming) else None), on
     num_left = (num_usable(stored, key.condition) or 0) - len(of_key[0])
     is_missing = confirming is None and not are_enough(num_left, len(of_key[0]))
     if stored.is_complete and (is_missing or (confirming and confirming.num_prompts < MIN_UNITS)):
@@ -243,6 +251,10 @@ def _evidence(
         if halves := cross_fitted(cells, leader):
             return halves, "halves"
     return confirming, on
+
+
+def _has_interval(cell: CellSummary | None) -> bool:
+    return cell is not None and cell.speedup is not None and cell.speedup.low is not None
 
 
 def _speedups_of_prompts(

@@ -1,12 +1,14 @@
 """A document in sections, one per condition with all its drafters."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from specbench.decide.rank import RankedDrafter, answer_of
 from specbench.decide.recommend import lower_bound
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.records import CellKey, CellSummary, Condition, Decision, SpeedupVerdict
+from specbench.records import CellKey, CellSummary, Condition, Decision, Reason, SpeedupVerdict
 from specbench.report.document import Document
+from specbench.settings import SERVED
 
 _PER_POSITION = "acceptance_rate_per_position"
 
@@ -115,6 +117,19 @@ def unmeasured_drafters(document: Document, at: Condition | None = None) -> tupl
     missing = (key for key in document.missing if key.draft.k and at in (None, key.condition))
     names = (k.source for k in missing if (k.condition, k.source) not in measured)
     return tuple(dict.fromkeys(names))
+
+
+def answer_about(
+    ranked: Sequence[RankedDrafter], document: Document
+) -> tuple[SpeedupVerdict, tuple[Reason, ...]]:
+    """The answer of a run that ranks drafters, which is open while one was not measured."""
+    settings = document.run.settings
+    raced = settings.effort.budget_s is not None and set(settings.load.engines) & set(SERVED)
+    return answer_of(
+        ranked,
+        lacks_drafters=bool(unmeasured_drafters(document)),
+        more="--time-budget" if raced else "--num-prompts",
+    )
 
 
 def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], ...]:

@@ -341,11 +341,10 @@ def begun(monkeypatch):
     """The budget of every deadline, and how much of it was spent when it began."""
     begun = []
 
-    def deadline(budget_s, clock, *, spent_s):
+    def deadline(budget_s, clock, *, spent_s, explore_share):
         begun.append((budget_s, spent_s))
-        return Deadline(budget_s, clock, spent_s=spent_s)
+        return Deadline(budget_s, clock, spent_s=spent_s, explore_share=explore_share)
 
-    monkeypatch.setattr(cluster_run, "Deadline", deadline)
     monkeypatch.setattr(machine, "Deadline", deadline)
     return begun
 

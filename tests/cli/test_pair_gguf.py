@@ -13,6 +13,7 @@ import pytest
 
 from specbench.bench.planning import SERVED_KS, plan_run
 from specbench.bench.served import running, trial
+from specbench.bench.served.race import SessionTimes
 from specbench.cli.pair import FEWEST_KS, fitted
 from specbench.files.gguf import read_gguf
 from specbench.inputs.config import load_pairings
@@ -395,7 +396,7 @@ def test_a_range_shortened_for_a_budget_stays_short_if_the_run_is_resumed(
         num_speculative_tokens=tuple(range(9)),
         is_default_range=True,
     )
-    monkeypatch.setattr(trial, "try_session", lambda *_: trial.TrialTimes(10.0, 1.0))
+    monkeypatch.setattr(trial, "try_session", lambda *_: SessionTimes(10.0, 1.0))
     plan = fitted(plan_run(settings, pairings))
     again = plan_run(plan.settings, pairings)
     for planned in (plan, again):
@@ -415,7 +416,7 @@ def test_few_prompts_still_fill_the_batch_of_a_session(
         num_speculative_tokens=(0, 4),
         concurrency=(8,),
     )
-    monkeypatch.setattr(trial, "try_session", lambda *_: trial.TrialTimes(1.0, 0.1))
+    monkeypatch.setattr(trial, "try_session", lambda *_: SessionTimes(1.0, 0.1))
     plan = fitted(plan_run(settings, pairings))
     for planned in (plan, plan_run(plan.settings, pairings)):
         (target,) = planned.targets

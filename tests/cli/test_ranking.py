@@ -2,15 +2,19 @@
 
 from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from specbench.decide.rank import Gain, RankedDrafter, answer_of
 from specbench.decide.recommend import judge
 from specbench.records import Fixed, Interval, Kind, Reason, SpeedupVerdict
+from specbench.report.sections import answer_about
 from specbench.words.answers import answer_text
 from tests.cell_keys import KEY
 from tests.decide.conftest import summary
+from tests.settings.flat_settings import settings_of
 
 Bounds = tuple[float | None, float, float | None]
 
@@ -144,6 +148,9 @@ def test_the_table_has_the_k_of_its_figures_and_of_the_verdict(capsys, monkeypat
     ]
 
 
+NAMED: dict[str, Any] = {"pairings": ("demo/draft",), "workloads": ("code",)}
+
+
 class NothingFailed:
     """The parts of a document that the ranking reads."""
 
@@ -151,6 +158,7 @@ class NothingFailed:
     servers = ()
     cells = ()
     missing = ()
+    run = SimpleNamespace(settings=settings_of(**NAMED))
 
 
 def test_drafters_that_were_not_measured_are_named_and_leave_the_answer_open(capsys, monkeypatch):
@@ -166,6 +174,24 @@ def test_drafters_that_were_not_measured_are_named_and_leave_the_answer_open(cap
     assert KEY.source in " ".join(shown)
     assert answer == answer_text(*answer_of(lost, lacks_drafters=True))
     assert answer != answer_text(*answer_of(lost))
+
+
+@pytest.mark.parametrize(
+    ("engine", "budget_s", "option"),
+    [
+        ("llama_cpp", 600.0, "--time-budget"),
+        ("llama_cpp", None, "--num-prompts"),
+        ("builtin", 600.0, "--num-prompts"),
+    ],
+)
+def test_a_race_of_servers_is_decided_by_more_time(engine, budget_s, option):
+    class Run(NothingFailed):
+        run = SimpleNamespace(settings=settings_of(**NAMED, engines=(engine,), budget_s=budget_s))
+
+    _, reasons = answer_about([ranked("open", (0.9, 1.2, 1.5))], Run())
+    assert reasons[-1] == Kind.MORE_OF(option=option)
+    _, reasons = answer_about([ranked("a", (1.1, 1.3, 1.5)), ranked("b", (1.1, 1.2, 1.4))], Run())
+    assert reasons[-1] == Kind.MORE_OF(option=option)
 
 
 def test_the_ranking_says_that_each_setting_has_its_own_k(capsys, monkeypatch):

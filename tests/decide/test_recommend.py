@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.recommend import by_question, choose, decide, judge, verdict_of
+from specbench.decide.recommend import by_question, choose, decide, judge, verdict_of, winners
 from specbench.records import Goodput, Interval, Kind, Margin, SpeedupVerdict
 from tests.cell_keys import with_axes
 
@@ -80,6 +80,18 @@ def test_a_single_k_is_decided_without_a_confirmation_run(summarized):
     choice = choose([summarized(0, None, 1.0, None), cell])
     assert choice.to_confirm is None
     assert decide(choice).answer == (Kind.FASTER(k=4, mean_k=None, speedup=cell.speedup),)
+
+
+def test_with_time_left_a_leader_that_may_be_faster_is_confirmed_too(summarized):
+    """Also a single K of its drafter, since drafters compete."""
+    lost, may_win = summarized(2, 0.8, 0.9, 1.0), summarized(4, 0.9, 1.4, 1.9)
+    for cells, ids in (([lost, may_win], [may_win.key.id]), ([may_win], [may_win.key.id])):
+        assert list(winners(cells)) == []
+        assert list(winners(cells, also_open=True)) == ids
+    assert list(winners([lost], also_open=True)) == []
+    again = summarized(4, 1.2, 1.3, 1.4)
+    decision = decide(choose([lost, may_win]), again, "other")
+    assert (decision.verdict, decision.speedup) == (SpeedupVerdict.FASTER, again.speedup)
 
 
 def test_a_speedup_that_is_not_confirmed_is_withdrawn(summarized):

@@ -7,7 +7,9 @@ import pytest
 import typer
 
 from specbench.cli.measure import require_complete
-from specbench.records import Kind, RunRecord
+from specbench.metrics.aggregate import aggregate_run
+from specbench.metrics.summary import summarize
+from specbench.records import BlockRecord, Kind, RunRecord, SpeedupVerdict
 from specbench.report.document import Document, build_document, num_usable
 from specbench.report.notes import run_warnings
 from specbench.report.rows import rows
@@ -232,3 +234,27 @@ def test_prompts_are_those_that_the_decision_quotes() -> None:
     assert len(document.prompts[decision.leader]) == SMALL.num_prompts
     (row,) = rows(document)
     assert row["num_prompts"] == SMALL.num_prompts
+
+
+def test_an_undecided_leader_is_quoted_from_its_confirmation_on_other_prompts() -> None:
+    stored = stored_run(replace(SMALL, drafters=("poor",), workloads=("code",)))
+    (plain,) = build_document(stored).decisions
+    assert plain.verdict is SpeedupVerdict.UNDECIDED
+    again = [on_another_prompt(block) for block in stored.blocks]
+    both = replace(stored, blocks=(*stored.blocks, *again))
+    (decision,) = build_document(both).decisions
+    confirmed = {cell.key: cell for cell in summarize(aggregate_run(both, "confirm"))}
+    assert decision.speedup == confirmed[decision.leader].speedup != plain.speedup
+    assert Kind.OTHER_PROMPTS() in decision.reasons
+    (short,) = build_document(replace(stored, blocks=(*stored.blocks, *again[:3]))).decisions
+    assert short.speedup == plain.speedup  # three prompts have no interval
+
+
+def on_another_prompt(block: BlockRecord) -> BlockRecord:
+    """A block that confirms, with requests of another prompt, all 1% slower than K = 0 was."""
+    requests = (
+        replace(r, prompt_id=f"other {r.prompt_id}", decode_s=(r.decode_s or 0.0) * (1 + i / 50))
+        for i, r in enumerate(block.requests)
+    )
+    name = f"other {block.prompt_id}"
+    return replace(block, prompt_id=name, purpose="confirm", repeat=9, requests=tuple(requests))

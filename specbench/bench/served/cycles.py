@@ -5,7 +5,7 @@ decides which cycle of a target and engine comes next, including the confirmatio
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -17,7 +17,7 @@ from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host
 from specbench.bench.served.open_session import OpenSession, entered, failed_record, server_record
-from specbench.bench.served.race import dropped
+from specbench.bench.served.race import SessionTimes, dropped, starts_of, to_confirm
 from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import (
     Answers,
@@ -43,6 +43,7 @@ from specbench.runs import RunStore, StoredRecord, StoredRun
 from specbench.servers.server_log import EngineError
 from specbench.stats.crossed import (
     FEWEST_PLANNED,
+    MIN_CYCLES,
     MOST_PLANNED,
     SessionNoise,
     cycles_needed,
@@ -68,10 +69,11 @@ class Cycle:
     number: int
     purpose: BlockPurpose
     failures: Failures
+    num_prompts: int | None = None  # of a session that confirms; None: as many as chose
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        return tuple(cycle_of(self.cells, self.number, self.purpose))
+        return tuple(cycle_of(self.cells, self.number, self.purpose, self.num_prompts))
 
     @property
     def label(self) -> str:
@@ -132,8 +134,10 @@ class CycleRun:
         due = [s for s in sessions if len(self._failures.get(s.start, ())) < TRIES]
         try:
             with self._host.sharing(due):
+                # Without the first cycle there is no answer, so it may use the whole budget.
+                purpose = self._cycle.purpose if self._cycle.number else "confirm"
                 for session in sessions:
-                    if self._deadline.is_over(session.purpose) or is_over(self._failures, starts):
+                    if self._deadline.is_over(purpose) or is_over(self._failures, starts):
                         return
                     if len(self._failures.get(session.start, ())) < TRIES:
                         self._reporter.stage(f"{session.target}: {session.label}")
@@ -265,6 +269,7 @@ class ServedRun:
         self._first = len(store.stored.servers)  # earlier failures are tried again
         self._num_begun: Counter[BlockPurpose] = Counter()
         self._winners: tuple[Cell, ...] | None = None  # None: not known yet
+        self._num_confirming: int | None = None  # prompts of a session; None: as many as chose
         drafters = (cell.drafter for cell in self._cells if cell.key.draft.k)
         self._extensions = Extensions(store, frozenset(drafters))
 
@@ -274,12 +279,14 @@ class ServedRun:
         None if no cycle can start until one of `num_running` ends; if this is 0, all are done.
         """
         if self._winners is None:
-            cycle = self._next_of("explore", self._racing, self._num_cycles(), num_running)
-            if cycle is not None or num_running:
-                return cycle
+            if not self._extensions.is_taken("confirm", self._cells[0]):
+                cycle = self._next_of("explore", self._racing, self._num_cycles(), num_running)
+                if cycle is not None or num_running:
+                    return cycle
             self._winners = self._find_winners()
-        as_often, to_confirm = self._num_begun["explore"] if self._winners else 0, self._winners
-        return self._next_of("confirm", lambda _: to_confirm, as_often, num_running)
+        won, has_budget = self._winners, self.plan.settings.effort.budget_s is not None
+        as_often = MOST_PLANNED if has_budget else self._num_begun["explore"]
+        return self._next_of("confirm", lambda _: won, as_often if won else 0, num_running)
 
     def _racing(self, num_cycles: int) -> tuple[Cell, ...]:
         """The cells of the exploration after so many cycles. Under a budget starts are dropped
@@ -289,20 +296,17 @@ class ServedRun:
         num_known = min(num_cycles, len(explored))  # another machine may still measure one
         for num in (1, 2, 4) if self.plan.settings.effort.budget_s is not None else ():
             if num <= num_known:
-                decide = partial(self._dropped, cells, max(self.plan.cycles - num, 1), "explore")
+                decide = partial(self._dropped, cells, max(self.plan.cycles - num, 1))
                 lost = self._extensions.take("drop", decide, cells[0], num)
                 cells = tuple(cell for cell in cells if cell.key.id not in lost)
         return cells
 
-    def _dropped(
-        self, cells: Sequence[Cell], num_cycles: int, purpose: BlockPurpose
-    ) -> frozenset[str]:
-        """The cells without which so many cycles fit the time left."""
-        left_s, session_s = self.deadline.seconds_left(purpose), self._session_s()
+    def _dropped(self, cells: Sequence[Cell], num_cycles: int) -> frozenset[str]:
+        """The cells without which so many cycles fit the time left to explore."""
+        left_s, session_s = self.deadline.seconds_left("explore"), self._session_s("explore")
         if left_s is None or not session_s:
             return frozenset()
-        measured = {cell.key.id: cell for cell in self._gathered()}
-        return dropped(cells, measured, left_s / (session_s * num_cycles))
+        return dropped(cells, self._gathered(), left_s / (session_s * num_cycles))
 
     def _next_of(
         self,
@@ -322,6 +326,7 @@ class ServedRun:
                 number=first + self._num_begun[purpose],
                 purpose=purpose,
                 failures=self._failures(),
+                num_prompts=self._num_confirming if purpose == "confirm" else None,
             )
             sessions = cycle.sessions
             is_due = (
@@ -338,13 +343,29 @@ class ServedRun:
 
     def _has_time(self, num_sessions: int, purpose: BlockPurpose) -> bool:
         left_s = self.deadline.seconds_left(purpose)
-        return left_s is None or (left_s > 0 and left_s >= self._session_s() * num_sessions)
+        return left_s is None or (left_s > 0 and left_s >= self._session_s(purpose) * num_sessions)
 
-    def _session_s(self) -> float:
-        """Seconds of a session so far, with its warm-up and stop; 0 without one."""
-        servers = self._servers()
-        spent_s = self.deadline.spent_s / len(servers) if servers else 0.0
-        return max(mean_session_s(servers) or 0.0, spent_s)
+    def _session_s(self, purpose: BlockPurpose) -> float:
+        """Seconds of a session, with its warm-up and stop; 0 before the first one."""
+        num_confirming = self._num_confirming if purpose == "confirm" else None
+        return self._times().session_s(num_confirming or self._num_explored)
+
+    def _times(self) -> SessionTimes:
+        """The mean seconds of the sessions so far."""
+        servers = [server for server in self._servers() if was_completed(server)]
+        if not servers:
+            return SessionTimes(0.0, 0.0)
+        of_purpose = Counter(server.cycle >= FIRST_CONFIRMING for server in servers)
+        num_prompts = of_purpose[False] * self._num_explored
+        num_prompts += of_purpose[True] * (self._num_confirming or self._num_explored)
+        served_s = sum(server.seconds for server in servers)
+        spent_s = max((mean_session_s(servers) or 0.0) * len(servers), self.deadline.spent_s)
+        return SessionTimes((spent_s - served_s) / len(servers), served_s / num_prompts)
+
+    @property
+    def _num_explored(self) -> int:
+        """The prompts of each workload in a session of the exploration."""
+        return min(len(self.plan.measured(workload)) for workload in self.plan.workloads)
 
     def _failures(self) -> Failures:
         """The consecutive failures of each start since this run was resumed."""
@@ -371,30 +392,64 @@ class ServedRun:
         if self.plan.settings.servers.cycles is not None:
             return self.plan.settings.servers.cycles
         if self.plan.settings.effort.budget_s is not None:
-            return MOST_PLANNED
-        cells = self._gathered()
-        noises = list(_noises(cells))
+            has_choice = len(starts_of(self._cells)) > 1
+            is_over = has_choice and len(starts_of(self._racing(MIN_CYCLES))) == 1
+            return MIN_CYCLES if is_over else MOST_PLANNED
+        noises = list(_noises(self._gathered().values()))
         if not noises:
             return FEWEST_PLANNED
-        num_bound = max(cell.num_bound_cycles for cell in cells)
+        num_bound = max(cell.num_bound_cycles for cell in self._gathered().values())
         return min((cycles_needed(noises, EFFECT) or MOST_PLANNED) + num_bound, MOST_PLANNED)
 
     def _find_winners(self) -> tuple[Cell, ...]:
-        """The cells to confirm, and their K = 0; empty if no winner was chosen. Under a budget the
-        slower winners of several drafters remain unconfirmed if there is no time for all."""
-        won = with_baselines(self._cells, set(winners(summarize(self._gathered()))))
-        lost = self._dropped(won, self.plan.cycles, "confirm")
-        return tuple(cell for cell in won if cell.key.id not in lost)
+        """The cells to confirm, and their K = 0; empty if no winner was chosen.
 
-    def _gathered(self) -> tuple[CellData, ...]:
+        Under a budget, also those that may win, and with as many prompts as the time left allows
+        for: the exploration has few.
+        """
+        cells, explored = self._cells, self._gathered()
+        summaries = summarize(explored.values())
+        if self.plan.settings.effort.budget_s is None or len(starts_of(cells)) < 2:
+            return with_baselines(cells, set(winners(summaries)))
+
+        def decide() -> tuple[frozenset[str], int]:
+            most, left_s = self._most_confirming(), self.deadline.seconds_left("confirm") or 0.0
+            also_open = most > 0 or any(cell.key.condition.overlaps for cell in cells)
+            won = with_baselines(cells, set(winners(summaries, also_open=also_open)))
+            if not won:
+                return frozenset(), 0
+            kept, sessions = to_confirm(
+                won, explored, self._times(), left_s, most or self._num_explored
+            )
+            ids = frozenset(cell.key.id for cell in kept if cell.key.draft.k)
+            return ids, sessions.num_prompts if most else 0
+
+        ids, num = self._extensions.take_confirmation(decide, cells[0])
+        self._num_confirming = num or None
+        return with_baselines(cells, ids)
+
+    def _most_confirming(self) -> int:
+        """The most prompts of each workload that can confirm a choice; 0: those that chose it."""
+        plan, most = self.plan, []
+        if plan.settings.effort.num_requests or any(at.is_stream for at in plan.conditions):
+            return 0
+        for workload in plan.workloads:
+            used = {prompt.id for prompt in plan.measured(workload)}
+            num_left = len(workload.prompts) - len(used)
+            most.append(len(plan.other_prompts(workload, used, num_left)) if num_left else 0)
+        return min(most)
+
+    def _gathered(self) -> dict[str, CellData]:
+        """The measured cells of the exploration, by id."""
         stored = self._store.stored
         keys = [cell.key for cell in self._cells]
         slo = self.plan.settings.load.slo
         device = stored.run.environment.device
-        return aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo, device=device)
+        cells = aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo, device=device)
+        return {cell.key.id: cell for cell in cells}
 
 
-def _noises(cells: Sequence[CellData]) -> Iterator[SessionNoise]:
+def _noises(cells: Iterable[CellData]) -> Iterator[SessionNoise]:
     for cell in cells:
         noise = None if cell.client_bound else noise_of_sessions(cell)
         if noise is not None:

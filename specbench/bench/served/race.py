@@ -1,37 +1,152 @@
-"""Which starts of servers a cycle still measures, if a time budget does not fit all of them."""
+"""The plan of a race of servers within a time budget: the seconds of sessions, the starts that a
+cycle still measures, and the sessions that confirm the fastest."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
+from specbench.bench.plan import WAITING_PER_ROW
 from specbench.bench.served.sessions import Start, cycle_of
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode
+from specbench.records import SESSIONS_PER_K, Condition
+from specbench.stats.crossed import MIN_CYCLES, MOST_PLANNED, expected_noise
+from specbench.stats.machine_noise import MachineKind
+from specbench.stats.spread import MIN_UNITS
+
+EXPLORE_SHARE = 0.5  # of a budget; only the confirmation is quoted
+FIRST_CYCLE_SHARE = 0.25  # of a budget: the other cycles and the confirmation follow
+NUM_CONFIRMING = 2  # K = 0 and the winner
+CONFIRMED_TO = 0.1  # the margin of the log speedup up to which slower starts are confirmed as well
+
+
+class Sessions(NamedTuple):
+    """The sessions that confirm, and the margin of the log speedup to expect of them."""
+
+    num_prompts: int  # of each workload
+    margin: float
+
+
+class SessionTimes(NamedTuple):
+    """The seconds of a session."""
+
+    start_s: float  # its start, warm-up and stop
+    prompt_s: float  # one prompt of every workload
+
+    def session_s(self, num_prompts: int) -> float:
+        return self.start_s + num_prompts * self.prompt_s
+
+    def longest_s(self, num_prompts: int, most: int, num_sessions: int) -> float:
+        """A race with a budget that does not end it: the most cycles, and as many that confirm with
+        `most` prompts."""
+        confirming_s = NUM_CONFIRMING * SESSIONS_PER_K * self.session_s(most)
+        return MOST_PLANNED * (num_sessions * self.session_s(num_prompts) + confirming_s)
+
+    def least_s(self, num_prompts: int, num_sessions: int) -> float:
+        """One cycle, and the fewest that confirm a single K with twice as many prompts."""
+        confirming_s = NUM_CONFIRMING * SESSIONS_PER_K * self.session_s(2 * num_prompts)
+        return num_sessions * self.session_s(num_prompts) + MIN_CYCLES * confirming_s
+
+    def num_prompts(
+        self, budget_s: float, num_sessions: int, most: int, concurrency: int = 1
+    ) -> int:
+        """The prompts of each workload with which a cycle of `num_sessions` takes its share of the
+        budget: at most `most`, at least those that an interval needs, or that fill the batch."""
+        least = max(MIN_UNITS, WAITING_PER_ROW * concurrency)
+        session_s = FIRST_CYCLE_SHARE * budget_s / num_sessions
+        return max(min(int((session_s - self.start_s) / self.prompt_s), most), least)
+
+    def confirming(self, left_s: float, num_sessions: int, most: int) -> Sessions:
+        """The prompts of each session with which cycles of `num_sessions` have the narrowest
+        interval by what is assumed of servers and prompts: at most `most`."""
+        plans = [Sessions(min(MIN_UNITS, most), math.inf)]
+        for num_cycles in range(MIN_CYCLES, MOST_PLANNED + 1):
+            served_s = left_s / (num_cycles * num_sessions) - self.start_s
+            num = min(int(served_s / self.prompt_s) if self.prompt_s else most, most)
+            noise = expected_noise(num, MachineKind.SERVER) if served_s > 0 else None
+            if noise is not None:
+                plans.append(Sessions(num, noise.spread(num_cycles).margin()))
+        return min(plans, key=lambda plan: plan.margin)
+
+
+def explore_share(cells: Sequence[Cell]) -> float:
+    """What a race of these cells may take of a budget to choose one: all if there is no choice."""
+    return EXPLORE_SHARE if len(starts_of(cells)) > 1 else 1.0
+
+
+def starts_of(cells: Sequence[Cell]) -> Mapping[Start, Sequence[Cell]]:
+    """The cells with drafts, by the start of their server."""
+    starts: dict[Start, list[Cell]] = {}
+    for cell in cells:
+        if cell.key.draft.k:
+            starts.setdefault((cell.key.draft, cell.key.condition.variant), []).append(cell)
+    return starts
 
 
 def dropped(
     cells: Sequence[Cell], measured: Mapping[str, CellData], most_sessions: float
 ) -> frozenset[str]:
-    """Ids of the cells to drop so that a cycle has at most `most_sessions`: the slowest starts, by
-    the mean log speedup of their cells, and the K = 0 of a variant without others. The fastest
-    start with drafts always remains."""
-    starts: dict[Start, list[Cell]] = {}
-    for cell in cells:
-        if cell.key.draft.k:
-            starts.setdefault((cell.key.draft, cell.key.condition.variant), []).append(cell)
-    slowest_first = sorted(starts.values(), key=lambda group: _mean_log_speedup(group, measured))
+    """Ids of the cells to drop so that a cycle has at most `most_sessions`: the slowest starts, and
+    the K = 0 of a variant without others. A start with drafts always remains."""
     left = list(cells)
-    for group in slowest_first[:-1]:
+    for start in list(_slowest_first(cells, measured))[:-1]:
         if len([*cycle_of(left, 0)]) <= most_sessions:
             break
-        left = [cell for cell in left if cell not in group]
-        variants = {cell.key.condition.variant for cell in left if cell.key.draft.k}
-        left = [cell for cell in left if cell.key.condition.variant in variants]
+        left = _without(start, left)
     return frozenset(cell.key.id for cell in cells if cell not in left)
 
 
-def _mean_log_speedup(group: Sequence[Cell], measured: Mapping[str, CellData]) -> float:
-    known = [measured[cell.key.id] for cell in group if cell.key.id in measured]
-    pairs = [seconds for seconds in map(paired_decode, known) if seconds is not None]
-    return fmean(math.log(seconds.speedup) for seconds in pairs) if pairs else -math.inf
+def to_confirm(
+    cells: Sequence[Cell],
+    measured: Mapping[str, CellData],
+    times: SessionTimes,
+    left_s: float,
+    most_prompts: int,
+) -> tuple[tuple[Cell, ...], Sessions]:
+    """The cells to confirm in the time left, and their sessions.
+
+    Slower starts are left out until the margin is small; the fastest of a setting only if there is
+    no time for any interval, and one start never.
+    """
+    left = list(cells)
+    sessions = times.confirming(left_s, len([*cycle_of(left, 0)]), most_prompts)
+    for start, behind in list(_slowest_first(cells, measured).items())[:-1]:
+        if sessions.margin <= (CONFIRMED_TO if behind else sys.float_info.max):
+            break
+        left = _without(start, left)
+        sessions = times.confirming(left_s, len([*cycle_of(left, 0)]), most_prompts)
+    return tuple(left), sessions
+
+
+def _slowest_first(
+    cells: Sequence[Cell], measured: Mapping[str, CellData]
+) -> Mapping[Start, float]:
+    """How far each start is behind the fastest of a setting, by the log speedup: 0 if it is the
+    fastest of one. Starts that are equally far behind are ordered by their mean log speedup."""
+    logs = {cell.key.id: -math.inf for cell in cells}
+    for key_id in logs.keys() & measured.keys():
+        if (pair := paired_decode(measured[key_id])) is not None:
+            logs[key_id] = math.log(pair.speedup)
+    fastest: dict[Condition, float] = {}
+    for cell in cells:
+        setting = cell.key.condition.without("variant")
+        if cell.key.draft.k:
+            fastest[setting] = max(logs[cell.key.id], fastest.get(setting, -math.inf))
+    behind, means = {}, {}
+    for start, group in starts_of(cells).items():
+        known = [cell for cell in group if logs[cell.key.id] > -math.inf]
+        gaps = [fastest[c.key.condition.without("variant")] - logs[c.key.id] for c in known]
+        behind[start] = min(gaps, default=math.inf)
+        means[start] = fmean(logs[cell.key.id] for cell in known) if known else -math.inf
+    order = sorted(behind, key=lambda start: (-behind[start], means[start]))
+    return {start: behind[start] for start in order}
+
+
+def _without(start: Start, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells without those of a start, and without the K = 0 of a variant without others."""
+    left = [c for c in cells if (c.key.draft, c.key.condition.variant) != start]
+    variants = {cell.key.condition.variant for cell in left if cell.key.draft.k}
+    return [cell for cell in left if cell.key.condition.variant in variants]

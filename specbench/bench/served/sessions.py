@@ -49,6 +49,7 @@ class Session:
     leg: int  # UP or DOWN
     cells: tuple[Cell, ...]  # one per condition
     variant: str | None = None  # name of its arguments
+    num_prompts: int | None = None  # that confirm a choice; None: as many as chose
 
     @property
     def start(self) -> Start:
@@ -88,7 +89,8 @@ class Session:
             workload = plan.workload(condition.workload)
             prompts = list(plan.measured(workload))
             if self.purpose == "confirm":  # on prompts that did not choose K, if there are enough
-                prompts = [*plan.other_prompts(workload, {p.id for p in prompts})] or prompts
+                used = {prompt.id for prompt in prompts}
+                prompts = [*plan.other_prompts(workload, used, self.num_prompts)] or prompts
             if effort.num_requests is not None:
                 prompts = [prompts[i % len(prompts)] for i in range(effort.num_requests)]
             if condition.is_stream:
@@ -112,11 +114,14 @@ def served_cells(plan: TargetPlan, engine: str) -> tuple[Cell, ...]:
 
 
 def cycle_of(
-    cells: Sequence[Cell], cycle: int, purpose: BlockPurpose = "explore"
+    cells: Sequence[Cell],
+    cycle: int,
+    purpose: BlockPurpose = "explore",
+    num_prompts: int | None = None,
 ) -> Iterator[Session]:
     """The sessions of a cycle: K = 0, every K, then the same in reverse.
 
-    A steady drift within a cycle affects all of them alike.
+    A steady drift within a cycle affects all of them alike. `num_prompts`: as in Session.
     """
     starts: dict[tuple[DraftConfig, float, str | None], list[Cell]] = {}
     for cell in cells:
@@ -136,6 +141,7 @@ def cycle_of(
                 leg=leg,
                 cells=tuple(session_cells),
                 variant=variant,
+                num_prompts=num_prompts,
             )
 
 

@@ -10,12 +10,13 @@ from specbench.bench.budget import Deadline, mean_session_s
 from specbench.bench.expected_time import earlier_sessions
 from specbench.bench.served.cycles import CHUNK_BYTES, CycleRun, ServedRun, is_over, read_once
 from specbench.bench.served.open_session import failed_record
+from specbench.bench.served.race import SessionTimes, explore_share
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_completed
 from specbench.errors import ModelError, ServerError
 from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord
 from specbench.runs import create_run
 from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
-from tests.bench.fake_runs import run_record
+from tests.bench.fake_runs import run_record, write_prompts
 from tests.bench.fakes import FakeClock, RecordingWatch
 from tests.bench.served.served_runs import plan_of
 from tests.made_records import made_request
@@ -30,7 +31,8 @@ class StoredCycle:
         self.plan = plan_of(folder, budget_s=budget_s, **changes)
         self.store = create_run(folder / "runs", run_record(self.plan))
         self.clock = FakeClock()
-        self.deadline = Deadline(budget_s, self.clock)
+        share = explore_share(served_cells(self.plan, "vllm"))
+        self.deadline = Deadline(budget_s, self.clock, explore_share=share)
         self.run = ServedRun(self.plan, "vllm", (), self.store, self.deadline)
 
     def store_session(self, session, problems=(), wobble=0.0):
@@ -236,16 +238,43 @@ def ks_of(unit):
 
 
 def test_a_budget_drops_the_slowest_k_and_starts_no_cycle_that_would_exceed_it(tmp_path):
-    """80% of the budget is for exploring: 160 s, sessions of 10 s; a larger K is faster."""
-    budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
+    """Half of the budget is for exploring: 150 s, sessions of 10 s; a larger K is faster."""
+    budget = StoredCycle(tmp_path, budget_s=300.0, cycles=None)
     with budget.store:
-        # Three more cycles of all K would take 180 s, and 100 s are left.
-        assert [ks_of(budget.hold_cycle()) for _ in range(3)] == [[0, 2, 4], [0, 4], [0, 4]]
-        # 20 s are left to explore in, 60 s in all: enough for one cycle of K = 0 and the winner.
-        again = budget.hold_cycle()
-        assert (again.number, again.purpose) == (100, "confirm")
+        # Three more cycles of all K would take 180 s, and 90 s are left.
+        assert [ks_of(budget.hold_cycle()) for _ in range(2)] == [[0, 2, 4], [0, 4]]
+        # With one K left there is no choice: 200 s for four cycles of K = 0 and the winner.
+        again = [budget.hold_cycle() for _ in range(4)]
+        assert [unit.number for unit in again] == [100, 101, 102, 103]
+        assert [(unit.purpose, ks_of(unit)) for unit in again] == [("confirm", [0, 4])] * 4
         budget.clock.now_s += 1.0
         assert budget.run.next_unit(0) is None
+
+
+def test_a_choice_is_confirmed_with_the_prompts_that_fit_the_time_left(tmp_path):
+    """Sessions of six prompts take 6 s, and 4 s to start; 30 other prompts are left."""
+    many = write_prompts(tmp_path / "many.jsonl", [f"prompt {i}" for i in range(36)])
+    budget = StoredCycle(tmp_path, budget_s=600.0, cycles=None, workloads=(many,), num_prompts=6)
+    with budget.store:
+        explored = [budget.hold_cycle() for _ in range(5)]
+        assert {unit.purpose for unit in explored} == {"explore"}
+        used = {
+            p.id for s in explored[0].sessions for b in s.blocks(budget.plan) for p in b.prompts
+        }
+        unit = budget.run.next_unit(0)
+        assert (unit.purpose, ks_of(unit)) == ("confirm", [0, 4])
+        expected, _ = SessionTimes(4.0, 1.0).confirming(300.0, 4, most=30)
+        assert unit.num_prompts == expected > len(used) == 6
+        for session in unit.sessions:
+            (block,) = session.blocks(budget.plan)
+            ids = {prompt.id for prompt in block.prompts}
+            assert len(ids) == unit.num_prompts
+            assert used.isdisjoint(ids)
+        cycle_s = 4 * SessionTimes(4.0, 1.0).session_s(expected)
+        for left_s, resumed in ((10_000.0, unit), (cycle_s, unit), (cycle_s - 1.0, None)):
+            other = Deadline(left_s, budget.clock)
+            again = ServedRun(budget.plan, "vllm", (), budget.store, other)
+            assert again.next_unit(0) == resumed
 
 
 def test_a_budget_with_time_for_all_k_drops_none(tmp_path):
@@ -266,7 +295,7 @@ def test_a_resumed_run_follows_a_dropped_k_even_with_more_time(tmp_path):
 
 def test_a_budget_counts_cycles_that_run_in_parallel(tmp_path):
     """120 s to explore in, of which 60 are spent: one more cycle of K = 0 and one K, not two."""
-    budget = StoredCycle(tmp_path, budget_s=150.0, cycles=None)
+    budget = StoredCycle(tmp_path, budget_s=240.0, cycles=None)
     with budget.store:
         budget.hold_cycle()
         assert budget.run.next_unit(1) is None
@@ -292,13 +321,18 @@ def test_an_interrupted_cycle_is_measured_again_as_a_whole(stored):
     assert len(host.opened) == 6
 
 
-def test_a_cycle_ends_with_its_budget(tmp_path):
+@pytest.mark.parametrize(("number", "share"), [(0, 1.0), (1, 0.5)])
+def test_a_cycle_ends_with_its_budget(tmp_path, number, share):
+    """Without the first cycle there is no answer."""
     late = StoredCycle(tmp_path, budget_s=100.0)
     with late.store:
-        host, unit = Broken(), late.run.next_unit(0)
-        late.clock.now_s = 80.0
-        late.measure(unit, host)
-    assert host.opened == []
+        host, unit = Broken(k0="a", k2="b", k4="c"), late.run.next_unit(0)
+        late.clock.now_s = 100.0 * share
+        late.measure(replace(unit, number=number), host)
+        assert host.opened == []
+        late.clock.now_s -= 1.0
+        late.measure(replace(unit, number=number), host)
+        assert host.opened
 
 
 def test_only_the_weight_files_of_a_model_are_read(tmp_path):

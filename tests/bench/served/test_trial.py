@@ -9,11 +9,12 @@ import pytest
 
 from specbench.bench.plan import WAITING_PER_ROW
 from specbench.bench.served import trial
-from specbench.bench.served.trial import TrialTimes, try_session
+from specbench.bench.served.race import SessionTimes
+from specbench.bench.served.trial import try_session
 from specbench.stats.spread import MIN_UNITS
 from tests.bench.served.served_runs import SIX, plan_of
 
-TIMES = TrialTimes(start_s=2.0, prompt_s=0.5)
+TIMES = SessionTimes(start_s=2.0, prompt_s=0.5)
 
 
 def test_the_first_cycle_takes_its_share_of_the_budget():
@@ -23,12 +24,11 @@ def test_the_first_cycle_takes_its_share_of_the_budget():
     assert TIMES.num_prompts(40.0, 10, most=12) == MIN_UNITS
 
 
-def test_the_least_time_has_one_cycle_of_all_and_two_passes_of_one_k():
-    session_s = TIMES.session_s(6)
-    assert session_s == 5.0
-    # The first cycle, then K = 0 and one K up and down: once more, and twice to confirm it.
-    assert TIMES.least_s(6, 10) == (10 + 3 * 4) * session_s
-    assert TIMES.longest_s(6, 10) == 12 * (10 + 4) * session_s
+def test_the_least_time_has_one_cycle_of_all_and_two_that_confirm_one_k():
+    assert (TIMES.session_s(6), TIMES.session_s(12), TIMES.session_s(30)) == (5.0, 8.0, 17.0)
+    # K = 0 and one K, up and down, with twice as many prompts as the cycle of all has.
+    assert TIMES.least_s(6, 10) == 10 * 5.0 + 2 * 4 * 8.0
+    assert TIMES.longest_s(6, 30, 10) == 12 * (10 * 5.0 + 4 * 17.0)
 
 
 def test_the_requests_of_a_session_fill_the_batch():
