@@ -134,7 +134,7 @@ def answer_of(
         if lacks_drafters or any(unquoted):
             return SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),)
         return SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
-    speedup, best, gain = max(is_open, key=lambda reason: reason[0].estimate)
+    speedup, best, gain = max(is_open, key=lambda of: (of[0].low is not None, of[0].estimate))
     reason = Kind.OPEN_DRAFTER(drafter=best.drafter, k=k_of(gain.at), speedup=speedup)
     setting = [Kind.OPEN_AT(setting=_setting_name(best, gain))] if len(best.gains) > 1 else []
     standing = Kind.STANDS_BEST() if speedup.estimate > 1 else Kind.STANDS_NEAREST()

@@ -205,6 +205,12 @@ def test_the_ranking_says_that_each_setting_has_its_own_k(capsys, monkeypatch):
     assert "2 settings, each at its own K" in out
 
 
+def test_a_drafter_without_an_interval_is_quoted_only_if_no_open_one_has_one():
+    both = [ranked("alone", (None, 1.5, None)), ranked("open", (0.9, 1.2, 1.5))]
+    assert answer_of(both)[1][0].figures["drafter"] == "open"
+    assert answer_of(both[:1])[1][0].figures["drafter"] == "alone"
+
+
 def test_a_drafter_slower_than_k_0_is_never_called_best():
     both = [ranked("slow", (0.5, 0.7, 1.1)), ranked("ngram", (0.6, 0.85, 1.2))]
     verdict, reasons = answer_of(both)

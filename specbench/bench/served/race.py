@@ -11,6 +11,7 @@ from specbench.bench.blocks import Cell
 from specbench.bench.plan import WAITING_PER_ROW
 from specbench.bench.served.sessions import Start, cycle_of
 from specbench.metrics.cell import CellData
+from specbench.metrics.machine import machine_kind
 from specbench.metrics.pairs import paired_decode
 from specbench.records import SESSIONS_PER_K, Condition
 from specbench.stats.crossed import MIN_CYCLES, MOST_PLANNED, expected_noise
@@ -21,6 +22,7 @@ EXPLORE_SHARE = 0.5  # of a budget; only the confirmation is quoted
 FIRST_CYCLE_SHARE = 0.25  # of a budget: the other cycles and the confirmation follow
 NUM_CONFIRMING = 2  # K = 0 and the winner
 CONFIRMED_TO = 0.1  # the margin of the log speedup up to which slower starts are confirmed as well
+SPARE = 1.15  # the time to plan for, over that of a cycle: K = 0 is slower than the mean session
 
 
 class Sessions(NamedTuple):
@@ -59,14 +61,16 @@ class SessionTimes(NamedTuple):
         session_s = FIRST_CYCLE_SHARE * budget_s / num_sessions
         return max(min(int((session_s - self.start_s) / self.prompt_s), most), least)
 
-    def confirming(self, left_s: float, num_sessions: int, most: int) -> Sessions:
+    def confirming(
+        self, left_s: float, num_sessions: int, most: int, kind: MachineKind
+    ) -> Sessions:
         """The prompts of each session with which cycles of `num_sessions` have the narrowest
-        interval by what is assumed of servers and prompts: at most `most`."""
+        interval by what is assumed of the machine and of prompts: at most `most`."""
         plans = [Sessions(min(MIN_UNITS, most), math.inf)]
         for num_cycles in range(MIN_CYCLES, MOST_PLANNED + 1):
-            served_s = left_s / (num_cycles * num_sessions) - self.start_s
+            served_s = left_s / (SPARE * num_cycles * num_sessions) - self.start_s
             num = min(int(served_s / self.prompt_s) if self.prompt_s else most, most)
-            noise = expected_noise(num, MachineKind.SERVER) if served_s > 0 else None
+            noise = expected_noise(num, kind) if served_s > 0 else None
             if noise is not None:
                 plans.append(Sessions(num, noise.spread(num_cycles).margin()))
         return min(plans, key=lambda plan: plan.margin)
@@ -112,12 +116,13 @@ def to_confirm(
     no time for any interval, and one start never.
     """
     left = list(cells)
-    sessions = times.confirming(left_s, len([*cycle_of(left, 0)]), most_prompts)
+    kind = machine_kind(next(measured[c.key.id] for c in cells if c.key.draft.k))
+    sessions = times.confirming(left_s, len([*cycle_of(left, 0)]), most_prompts, kind)
     for start, behind in list(_slowest_first(cells, measured).items())[:-1]:
         if sessions.margin <= (CONFIRMED_TO if behind else sys.float_info.max):
             break
         left = _without(start, left)
-        sessions = times.confirming(left_s, len([*cycle_of(left, 0)]), most_prompts)
+        sessions = times.confirming(left_s, len([*cycle_of(left, 0)]), most_prompts, kind)
     return tuple(left), sessions
 
 

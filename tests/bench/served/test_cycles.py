@@ -16,6 +16,7 @@ from specbench.errors import ModelError, ServerError
 from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord
 from specbench.runs import create_run
 from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
+from specbench.stats.machine_noise import MachineKind
 from tests.bench.fake_runs import run_record, write_prompts
 from tests.bench.fakes import FakeClock, RecordingWatch
 from tests.bench.served.served_runs import plan_of
@@ -263,7 +264,7 @@ def test_a_choice_is_confirmed_with_the_prompts_that_fit_the_time_left(tmp_path)
         }
         unit = budget.run.next_unit(0)
         assert (unit.purpose, ks_of(unit)) == ("confirm", [0, 4])
-        expected, _ = SessionTimes(4.0, 1.0).confirming(300.0, 4, most=30)
+        expected, _ = SessionTimes(4.0, 1.0).confirming(300.0, 4, 30, MachineKind.QUIET_CPU)
         assert unit.num_prompts == expected > len(used) == 6
         for session in unit.sessions:
             (block,) = session.blocks(budget.plan)

@@ -9,6 +9,7 @@ import pytest
 from specbench.bench.served import race
 from specbench.bench.served.race import (
     CONFIRMED_TO,
+    SPARE,
     SessionTimes,
     dropped,
     explore_share,
@@ -21,33 +22,44 @@ from specbench.stats.spread import MIN_UNITS
 from tests.bench.fake_runs import write_prompts
 from tests.bench.served.served_runs import SIX, plan_of
 
+SERVER = MachineKind.SERVER
 TIMES = SessionTimes(start_s=2.0, prompt_s=0.5)
 
 
 @pytest.mark.parametrize("left_s", [60.0, 100.0, 300.0, 1000.0])
 @pytest.mark.parametrize("num_sessions", [4, 8])
 def test_no_other_division_of_the_time_left_has_a_narrower_interval(left_s, num_sessions):
-    sessions = TIMES.confirming(left_s, num_sessions, most=35)
+    sessions = TIMES.confirming(left_s, num_sessions, most=35, kind=SERVER)
     margins = {
         (cycles, num): noise.spread(cycles).margin()
         for num in range(MIN_UNITS, 36)
         for cycles in range(MIN_CYCLES, 13)
-        if cycles * num_sessions * TIMES.session_s(num) <= left_s
-        and (noise := expected_noise(num, MachineKind.SERVER))
+        if SPARE * cycles * num_sessions * TIMES.session_s(num) <= left_s
+        and (noise := expected_noise(num, SERVER))
     }
     assert sessions.margin == pytest.approx(min(margins.values(), default=math.inf))
     assert not margins or sessions.num_prompts in {num for _, num in margins}
 
 
 def test_more_time_and_fewer_starts_narrow_the_interval():
-    margins = [TIMES.confirming(left_s, 4, most=35).margin for left_s in (40, 80, 160, 320)]
+    margins = [
+        TIMES.confirming(left_s, 4, most=35, kind=SERVER).margin for left_s in (40, 80, 160, 320)
+    ]
     assert all(longer < shorter for shorter, longer in pairwise(margins))
-    assert TIMES.confirming(160.0, 8, most=35).margin > TIMES.confirming(160.0, 4, most=35).margin
+    assert (
+        TIMES.confirming(160.0, 8, most=35, kind=SERVER).margin
+        > TIMES.confirming(160.0, 4, most=35, kind=SERVER).margin
+    )
+
+
+def test_an_unsteady_machine_gets_more_cycles_of_fewer_prompts():
+    unsteady = TIMES.confirming(150.0, 4, most=35, kind=MachineKind.UNSTEADY_CPU)
+    assert unsteady.num_prompts < TIMES.confirming(150.0, 4, most=35, kind=SERVER).num_prompts
 
 
 def test_too_little_time_for_two_cycles_promises_nothing():
-    assert TIMES.confirming(20.0, 4, most=35) == (MIN_UNITS, math.inf)
-    assert TIMES.confirming(-5.0, 4, most=35) == (MIN_UNITS, math.inf)
+    assert TIMES.confirming(20.0, 4, most=35, kind=SERVER) == (MIN_UNITS, math.inf)
+    assert TIMES.confirming(-5.0, 4, most=35, kind=SERVER) == (MIN_UNITS, math.inf)
 
 
 def test_only_a_choice_leaves_time_for_a_confirmation(tmp_path):
@@ -62,6 +74,7 @@ def two_workloads(tmp_path, monkeypatch):
     names = ("code", "chat")
     files = [write_prompts(tmp_path / f"{name}.jsonl", SIX) for name in names]
     cells = served_cells(plan_of(tmp_path, workloads=tuple(files)), "vllm")
+    monkeypatch.setattr(race, "machine_kind", lambda _: SERVER)
     monkeypatch.setattr(race, "paired_decode", lambda speedup: SimpleNamespace(speedup=speedup))
 
     def measured(**speedups):
@@ -97,7 +110,7 @@ def test_slower_starts_are_confirmed_only_if_the_margin_stays_small(two_workload
     cells, measured = two_workloads
     beaten = measured(code={2: 1.5, 4: 1.4}, chat={2: 1.1, 4: 1.0})
     kept, sessions = to_confirm(cells, beaten, TIMES, 100.0, 35)
-    assert (ks_of(kept), sessions) == ({0, 2}, TIMES.confirming(100.0, 4, most=35))
+    assert (ks_of(kept), sessions) == ({0, 2}, TIMES.confirming(100.0, 4, most=35, kind=SERVER))
     kept, sessions = to_confirm(cells, beaten, TIMES, 2000.0, 35)
     assert ks_of(kept) == {0, 2, 4}
     assert sessions.margin <= CONFIRMED_TO
