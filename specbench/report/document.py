@@ -15,7 +15,6 @@ from specbench.decide.comparisons import (
     compare_variants,
     context_curves,
     crossovers,
-    judge,
     side_by_side,
 )
 from specbench.decide.cross_fit import are_enough, cross_fitted
@@ -53,7 +52,6 @@ from specbench.records import (
     ReferenceRecord,
     RunRecord,
     ServerRecord,
-    SpeedupVerdict,
     chosen_threads,
 )
 from specbench.report.steps import ShownGeneration, generation_of
@@ -230,8 +228,8 @@ def _evidence(
     """The summary that confirms a winner, and the prompts that it is over.
 
     In a run that has ended without confirmation blocks, the winner's prompts were exhausted. If its
-    budget ended before five others, the exploration decides. So it does about a leader that is no
-    winner, unless it is undecided and was confirmed on other prompts, or with all of them at once.
+    budget ended before five others, the exploration decides. So it does about a leader that
+    needs no confirmation, unless it has one on other prompts, or with all of them at once.
     """
     leader = choice.leader
     if leader is None:
@@ -241,9 +239,8 @@ def _evidence(
     confirming = confirmed.get(key)
     on: ConfirmedOn = "other" if len(of_key) == 2 and not of_key[0] & of_key[1] else "same"
     if choice.to_confirm is None:
-        is_open = judge(leader.speedup) is SpeedupVerdict.UNDECIDED
         is_new = on == "other" or key.condition.overlaps
-        return (confirming if is_open and is_new and _has_interval(confirming) else None), on
+        return (confirming if is_new and _has_interval(confirming) else None), on
     num_left = (num_usable(stored, key.condition) or 0) - len(of_key[0])
     is_missing = confirming is None and not are_enough(num_left, len(of_key[0]))
     if stored.is_complete and (is_missing or (confirming and confirming.num_prompts < MIN_UNITS)):

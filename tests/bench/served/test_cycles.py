@@ -12,7 +12,9 @@ from specbench.bench.served.cycles import CHUNK_BYTES, CycleRun, ServedRun, is_o
 from specbench.bench.served.open_session import failed_record
 from specbench.bench.served.race import SessionTimes, explore_share
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_completed
+from specbench.decide.recommend import winners
 from specbench.errors import ModelError, ServerError
+from specbench.metrics.summary import summarize
 from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord
 from specbench.runs import create_run
 from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
@@ -276,6 +278,16 @@ def test_a_choice_is_confirmed_with_the_prompts_that_fit_the_time_left(tmp_path)
             other = Deadline(left_s, budget.clock)
             again = ServedRun(budget.plan, "vllm", (), budget.store, other)
             assert again.next_unit(0) == resumed
+
+
+def test_a_budget_confirms_the_fastest_also_if_none_is_shown_to_be_faster(tmp_path):
+    many = write_prompts(tmp_path / "many.jsonl", [f"prompt {i}" for i in range(36)])
+    noisy = StoredCycle(tmp_path, budget_s=600.0, cycles=None, workloads=(many,), num_prompts=6)
+    with noisy.store:
+        while (unit := noisy.hold_cycle(wobble=2.0)).purpose == "explore":
+            pass
+        assert not [*winners(summarize(noisy.run._gathered().values()))]
+        assert ks_of(unit) == [0, 4]
 
 
 def test_a_budget_with_time_for_all_k_drops_none(tmp_path):

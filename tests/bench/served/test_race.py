@@ -70,10 +70,11 @@ def test_only_a_choice_leaves_time_for_a_confirmation(tmp_path):
 
 @pytest.fixture
 def two_workloads(tmp_path, monkeypatch):
-    """Cells of two workloads at K = 0, 2 and 4, and their speedups by workload and K."""
+    """Cells of two workloads at K = 0, 2, 4 and 6, and their speedups by workload and K."""
     names = ("code", "chat")
     files = [write_prompts(tmp_path / f"{name}.jsonl", SIX) for name in names]
-    cells = served_cells(plan_of(tmp_path, workloads=tuple(files)), "vllm")
+    plan = plan_of(tmp_path, workloads=tuple(files), num_speculative_tokens=(0, 2, 4, 6))
+    cells = served_cells(plan, "vllm")
     monkeypatch.setattr(race, "machine_kind", lambda _: SERVER)
     monkeypatch.setattr(race, "paired_decode", lambda speedup: SimpleNamespace(speedup=speedup))
 
@@ -92,8 +93,12 @@ def ks_of(cells):
     return {cell.key.draft.k for cell in cells}
 
 
+def only(cells, *ks):
+    return tuple(cell for cell in cells if cell.key.draft.k in (0, *ks))
+
+
 def test_a_start_that_is_the_fastest_of_a_setting_is_dropped_last(two_workloads):
-    cells, measured = two_workloads
+    cells, measured = only(two_workloads[0], 2, 4), two_workloads[1]
     # K = 2 has the higher mean, but K = 4 is as far behind nowhere.
     by_mean = measured(code={2: 1.5, 4: 1.6}, chat={2: 1.5, 4: 0.9})
     assert ks_of(cells) - ks_of(c for c in cells if c.key.id in dropped(cells, by_mean, 4)) == {
@@ -106,8 +111,16 @@ def test_a_start_that_is_the_fastest_of_a_setting_is_dropped_last(two_workloads)
     assert {4} == ks_of(c for c in cells if c.key.id in dropped(cells, unknown, 4))
 
 
-def test_slower_starts_are_confirmed_only_if_the_margin_stays_small(two_workloads):
+def test_a_start_that_is_second_everywhere_is_dropped_before_the_fastest_of_a_setting(
+    two_workloads,
+):
     cells, measured = two_workloads
+    best_of_one = measured(code={2: 1.5, 4: 1.6, 6: 0.8}, chat={2: 1.5, 4: 0.8, 6: 1.6})
+    assert ks_of(c for c in cells if c.key.id in dropped(cells, best_of_one, 6)) == {2}
+
+
+def test_slower_starts_are_confirmed_only_if_the_margin_stays_small(two_workloads):
+    cells, measured = only(two_workloads[0], 2, 4), two_workloads[1]
     beaten = measured(code={2: 1.5, 4: 1.4}, chat={2: 1.1, 4: 1.0})
     kept, sessions = to_confirm(cells, beaten, TIMES, 100.0, 35)
     assert (ks_of(kept), sessions) == ({0, 2}, TIMES.confirming(100.0, 4, most=35, kind=SERVER))
@@ -117,7 +130,7 @@ def test_slower_starts_are_confirmed_only_if_the_margin_stays_small(two_workload
 
 
 def test_the_fastest_of_each_setting_is_confirmed_if_an_interval_is_possible(two_workloads):
-    cells, measured = two_workloads
+    cells, measured = only(two_workloads[0], 2, 4), two_workloads[1]
     split = measured(code={2: 1.5, 4: 1.6}, chat={2: 1.5, 4: 0.9})
     kept, sessions = to_confirm(cells, split, TIMES, 100.0, 35)
     assert ks_of(kept) == {0, 2, 4}
