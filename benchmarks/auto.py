@@ -2,8 +2,8 @@
 
     python -m benchmarks.auto [--prompts N] [--repeats N] [--out FILE]
 
-One run of the product over chat, code and creative at 1, 4 and 16 rows, with every K of the
-controller's own set. Of each of the nine settings the fixed K that was fastest in the first
+One run of the product over four workloads at 1, 4 and 16 rows, with every K of the
+controller's own set. Of each of the twelve settings the fixed K that was fastest in the first
 pass is measured again, in turns with auto, and the ratio is that of the fresh repeats.
 """
 
@@ -28,7 +28,7 @@ from specbench.settings import (
 )
 
 PAIRING = "demo/draft"
-WORKLOADS = ("chat", "code", "creative")
+WORKLOADS = ("chat", "code", "creative", "mixed")
 CONCURRENCY = (1, 4, 16)
 MOST = 8
 
