@@ -43,12 +43,15 @@ class Extensions:
         return frozenset(self._taken[_place(about)].cell_ids)
 
     def take_confirmation(
-        self, decide: Callable[[], tuple[frozenset[str], int]], question: Cell
+        self, decide: Callable[[], tuple[frozenset[str], int] | None], question: Cell
     ) -> tuple[frozenset[str], int]:
         """The cells to confirm, and the prompts of each workload in a session, as by `take`."""
         about = self._about("confirm", question)
         if _place(about) not in self._taken:
-            ids, num_prompts = decide()
+            decided = decide()
+            if decided is None:
+                return frozenset(), 0
+            ids, num_prompts = decided
             self._record(replace(about, cell_ids=tuple(sorted(ids)), num_prompts=num_prompts))
         record = self._taken[_place(about)]
         return frozenset(record.cell_ids), record.num_prompts

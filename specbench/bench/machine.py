@@ -11,7 +11,6 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycles import Cycle, CycleRun, ServedRun
 from specbench.bench.served.host import host_of
 from specbench.bench.served.race import explore_share
-from specbench.bench.served.sessions import served_cells
 from specbench.bench.units import Reporter, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing
@@ -94,7 +93,7 @@ def deadline_of(
     plan: TargetPlan, engine: str | None, clock: Callable[[], float], spent_s: float
 ) -> Deadline:
     """The deadline of one of a target's `parts`, which spent so many seconds already."""
-    explored = EXPLORE_SHARE if engine is None else explore_share(served_cells(plan, engine))
+    explored = EXPLORE_SHARE if engine is None else explore_share(plan, engine)
     return Deadline(plan.budget_s, clock, spent_s=spent_s, explore_share=explored)
 
 

@@ -31,6 +31,7 @@ from specbench.records import (
 from specbench.settings import BUILTIN, SERVED, RunSettings
 from specbench.settings.groups import DEFAULT_K, DEFAULT_PROMPTS, ENOUGH_PROMPTS
 from specbench.stats.crossed import FEWEST_PLANNED
+from specbench.stats.spread import MIN_UNITS
 
 SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0
 ADAPTIVE_K = 8  # the most that K = auto drafts if no fixed K is measured
@@ -72,10 +73,22 @@ class TargetPlan:
         return requested or self.workload(workload).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
     def measured(self, workload: Workload) -> tuple[Prompt, ...]:
-        """The prompts of the exploration."""
+        """The prompts of the exploration. A race of servers leaves as many for the confirmation,
+        as all of them would be used up by its first session."""
         settings = self.settings.forecasting
         is_narrowed = settings.forecast and not settings.exhaustive
-        return self.after_forecast(workload) if is_narrowed else self.prompts(workload)
+        prompts = self.after_forecast(workload) if is_narrowed else self.prompts(workload)
+        half = len(workload.prompts) // 2
+        return prompts[:half] if self._is_race and half >= MIN_UNITS else prompts
+
+    @property
+    def _is_race(self) -> bool:
+        """Whether a time budget lets servers alone choose among several starts, on any prompts."""
+        effort = self.settings.effort
+        if effort.budget_s is None or effort.num_prompts is not None or self.in_process is not None:
+            return False
+        starts = {(c.key.draft, c.key.condition.variant) for c in self.all_cells if c.key.draft.k}
+        return len(starts) > 1
 
     def after_forecast(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts to measure after a forecast over all: a few, unless their number is set."""

@@ -132,7 +132,7 @@ class PairOptions:
         replace(
             PROMPTS,
             shown=f"{ENOUGH_PROMPTS} measured of {DEFAULT_PROMPTS} forecast; 3 per concurrent "
-            "request; with --time-budget: all",
+            "request; with --time-budget: all; of a GGUF file those that fit it",
         ),
     ] = None
     num_repeats: Repeats = None
@@ -466,32 +466,32 @@ def _ctx_size(call: PairOptions) -> int | None:
 def fitted(plan: "RunPlan") -> "RunPlan":
     """The plan with the prompts that fit the budget, by a session that is timed first; prints
     the minutes that this takes."""
+    from specbench.bench.served.race import is_fixed, others_left
     from specbench.bench.served.sessions import cycle_of, served_cells
     from specbench.bench.served.trial import try_session
 
     effort, (target,) = plan.settings.effort, plan.targets
-    budget_s, num = effort.budget_s, effort.num_prompts
+    budget_s = effort.budget_s
     if budget_s is None:
         return plan
     times = try_session(target, LLAMA_CPP)
     most = min(len(workload.prompts) // 2 for workload in target.workloads)
     concurrency = max(target.settings.load.concurrency)
 
-    def size(plan: "TargetPlan") -> tuple[int, int]:
+    def sized(plan: "TargetPlan") -> tuple["TargetPlan", tuple[int, int, int]]:
         sessions = len([*cycle_of(served_cells(plan, LLAMA_CPP), 0)])
-        return num or times.num_prompts(budget_s, sessions, most, concurrency), sessions
+        num = effort.num_prompts or times.num_prompts(budget_s, sessions, most, concurrency)
+        settings = replace(plan.settings, effort=replace(effort, num_prompts=num))
+        plan = replace(plan, settings=settings)
+        return plan, (num, sessions, num if is_fixed(plan) else others_left(plan))
 
-    draft = target.settings.draft
-    if draft.is_default_range and times.least_s(*size(target)) > budget_s:
+    draft, (chosen, size) = target.settings.draft, sized(target)
+    if draft.is_default_range and times.least_s(*size) > budget_s:
         draft = replace(draft, num_speculative_tokens=FEWEST_KS)
-        target = replace(target, settings=replace(target.settings, draft=draft))
-    num, sessions = size(target)
-    effort = replace(effort, num_prompts=num)
-    target = replace(target, settings=replace(target.settings, effort=effort))
-    settings = replace(plan.settings, draft=draft, effort=effort)  # a resumed run keeps both
-    plan = replace(plan, settings=settings, targets=(target,))
-    least_s = times.least_s(num, sessions)
-    longest_s = times.longest_s(num, most, sessions)
+        chosen, size = sized(replace(target, settings=replace(target.settings, draft=draft)))
+    settings = replace(plan.settings, draft=draft, effort=chosen.settings.effort)
+    plan = replace(plan, settings=settings, targets=(chosen,))  # a resumed run keeps both settings
+    num, least_s, longest_s = size[0], times.least_s(*size), times.longest_s(*size)
     unit = "prompts" if concurrency == 1 else "requests"  # which repeat prompts if they are few
     typer.echo(
         f"{target.target.name}: a start takes {times.start_s:.1f} s, {num} {unit} of each "

@@ -252,7 +252,7 @@ def what_would_narrow(
     """What to measure next; empty if unknown.
 
     `workload_prompts`: the number of prompts that fit the target; `is_cut_short`: a time budget
-    ended before the cell had all its prompts, or set the cycles of a server.
+    ended before the cell had all its prompts, or a server the most cycles.
     """
     if cell.speedup is None:
         return
@@ -296,14 +296,15 @@ def what_would_narrow(
 def _for_an_interval(
     units: Units, prompts: Units, left: int | None, *, is_cut_short: bool
 ) -> Iterator[Reason]:
-    if is_cut_short:
+    lacks_prompts = units.are_cycles and not units.are_too_few  # more time does not add any
+    if is_cut_short and not lacks_prompts:
         yield Kind.LONGER_BUDGET()
         return
     missing, kind = MIN_UNITS - units.count, units
-    if units.are_cycles:
+    if lacks_prompts:
+        missing, kind = MIN_UNITS - prompts.count, prompts
+    elif units.are_cycles:
         missing = MIN_CYCLES - units.count
-        if missing <= 0:
-            missing, kind = MIN_UNITS - prompts.count, prompts
     missing = max(1, missing)
     is_enough = not kind.are_prompts or left is None or left >= missing
     num_prompts = prompts.count + missing if kind.are_prompts and is_enough else None

@@ -152,6 +152,8 @@ def decide(
         raise ValueError(f"the confirmation run is of {confirmed.key.id}, not {leader.key.id}")
     evidence = confirmed or leader
     answer = tuple(_why_nothing_is_quoted(choice, confirmed))
+    if is_cut_short and any(reason.kind is Kind.NOT_CONFIRMED for reason in answer):
+        answer += (Kind.LONGER_BUDGET(),)
     speedup = evidence.speedup if evidence and not answer else None
     verdict = verdict_of(evidence) if evidence and speedup else judge(speedup)
     rivals = []

@@ -56,6 +56,7 @@ from specbench.records import (
 )
 from specbench.report.steps import ShownGeneration, generation_of
 from specbench.runs import StoredRun, no_collection
+from specbench.stats.crossed import MOST_PLANNED
 from specbench.stats.spread import MIN_UNITS
 
 
@@ -109,15 +110,18 @@ class Document:
         )
 
 
-def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
+def is_cut_short(run: RunRecord, cell: CellSummary, confirmed: CellSummary | None = None) -> bool:
     """Whether a time budget ended before a cell had all its prompts or passes, which are enough
-    for an interval, or set the cycles of a server."""
+    for an interval, or before a server had the most cycles, in the confirmation if it has one."""
     if run.settings.effort.budget_s is None:
         return False
     plan = next(plan for plan in run.cells if plan.key == cell.key)
     units = units_of(cell)
     if units.are_cycles:
-        return True
+        cycles = run.settings.servers.cycles
+        if confirmed is not None:
+            return units_of(confirmed).count < max(MOST_PLANNED, cycles or 0)
+        return units.count < (cycles or MOST_PLANNED)
     count, planned = cell.num_prompts, plan.num_prompts
     if units.name == "pass":
         count, planned = units.count, plan.num_repeats
@@ -127,6 +131,18 @@ def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
 def num_usable(stored: StoredRun, condition: Condition) -> int | None:
     """How many prompts of a workload fit the target; None if the run does not record it."""
     return stored.run.workload_prompts.get(condition.target, {}).get(condition.workload)
+
+
+def _num_quotable(
+    stored: StoredRun, choice: LeadingCell, confirmed: CellSummary | None, on: ConfirmedOn
+) -> int | None:
+    """How many prompts more time can quote: where a budget sets how many confirm a server's K, the
+    others chose it."""
+    num, leader = num_usable(stored, choice.cells[0].key.condition), choice.leader
+    if num is None or leader is None or confirmed is None or on != "other":
+        return num
+    is_race = stored.run.settings.effort.budget_s is not None and units_of(leader).are_cycles
+    return num - leader.num_prompts if is_race else num
 
 
 @no_collection()
@@ -152,10 +168,11 @@ def build_document(stored: StoredRun) -> Document:
         decide(
             choice,
             *of_choice,
-            workload_prompts=num_usable(stored, choice.cells[0].key.condition),
+            workload_prompts=_num_quotable(stored, choice, *of_choice),
             is_synthetic=stored.run.settings.decoder.is_synthetic,
             is_imported=bool(stored.imported),
-            is_cut_short=choice.leader is not None and is_cut_short(stored.run, choice.leader),
+            is_cut_short=choice.leader is not None
+            and is_cut_short(stored.run, choice.leader, of_choice[0]),
             num_unmeasured=has_budget * sum(_competes(key, choice) for key in missing),
         )
         for choice, of_choice in zip(choices, evidence, strict=True)
@@ -251,7 +268,8 @@ def _evidence(
 
 
 def _has_interval(cell: CellSummary | None) -> bool:
-    return cell is not None and cell.speedup is not None and cell.speedup.low is not None
+    speedup = None if cell is None else cell.as_decided.speedup
+    return speedup is not None and speedup.low is not None
 
 
 def _speedups_of_prompts(

@@ -128,7 +128,7 @@ PROMPTS = Option(
     min=1,
     help="Prompts per workload.",
     shown=f"{DEFAULT_PROMPTS} ({ENOUGH_PROMPTS} after --forecast), or 3 per concurrent request; "
-    "all with --time-budget or --margin-of-error",
+    "all with --time-budget or --margin-of-error, half of them if servers race",
 )
 Repeats = Annotated[
     int | None,

@@ -425,6 +425,34 @@ def test_few_prompts_still_fill_the_batch_of_a_session(
     assert "24 requests of each workload" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "concurrency", "is_enough"),
+    [(41.0, 8, True), (40.0, 8, False), (18.0, 1, True), (17.9, 1, False)],
+)
+def test_too_little_time_is_what_the_sessions_that_confirm_would_take(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    budget_s: float,
+    concurrency: int,
+    is_enough: bool,
+) -> None:
+    """A cycle of K = 0 and one K, and two that confirm, are 12 sessions: of 24 requests, 3.4 s
+    each, or of six prompts, 1.5 s each, as six others are left."""
+    monkeypatch.chdir(tmp_path)
+    pairings, settings = twelve_prompts(
+        tmp_path,
+        budget_s=budget_s,
+        num_speculative_tokens=(0, 4),
+        concurrency=(concurrency,),
+        num_prompts=None if concurrency > 1 else 6,
+    )
+    per_prompt = 0.1 if concurrency > 1 else 0.5 / 6
+    monkeypatch.setattr(trial, "try_session", lambda *_: SessionTimes(1.0, per_prompt))
+    fitted(plan_run(settings, pairings))
+    assert ("too little time" not in capsys.readouterr().err) is is_enough
+
+
 def test_a_server_that_lists_no_types_refuses_no_method(tmp_path: Path) -> None:
     folder_of_files(tmp_path)
     words = ("pair t.gguf --dry-run --json --engine-python", str(tmp_path / "absent"))

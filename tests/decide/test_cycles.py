@@ -9,8 +9,10 @@ from specbench.decide.comparisons import side_by_side
 from specbench.decide.recommend import choose, decide
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarize
-from specbench.records import CellSummary, Kind, SpeedupVerdict
+from specbench.records import BlockRecord, CellSummary, Kind, SpeedupVerdict
 from specbench.report.document import build_document, is_cut_short
+from specbench.runs import StoredRun
+from specbench.stats.crossed import MOST_PLANNED
 from tests.cell_keys import with_axes
 from tests.decide import cells
 from tests.decide.conftest import Summarized
@@ -77,12 +79,53 @@ def test_cycles_and_prompts_missing_for_an_interval_are_reported(
 def test_a_budget_sets_the_cycles_of_a_server(cycles):
     sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=6, rows=(1,), confirmed=None)
     stored = served_sweep(sweep)
-    effort = replace(stored.run.settings.effort, budget_s=60.0)
-    run = replace(stored.run, settings=replace(stored.run.settings, effort=effort))
+    run = with_budget(stored).run
     *_, cell = build_document(replace(stored, run=run)).cells
     assert is_cut_short(run, cell)
     assert not is_cut_short(stored.run, cell)
     assert is_cut_short(run, replace(cell, num_prompts=5))
+    servers = replace(run.settings.servers, cycles=cycles)
+    requested = replace(run, settings=replace(run.settings, servers=servers))
+    assert not is_cut_short(requested, cell)  # it had them all
+    more = replace(servers, cycles=cycles + 1)
+    assert is_cut_short(replace(run, settings=replace(run.settings, servers=more)), cell)
+    assert is_cut_short(requested, cell, cell)  # a confirmation has more if there is time
+    most = replace(cell, metrics={**cell.metrics, "num_cycles": MOST_PLANNED})
+    assert not is_cut_short(requested, cell, most)
+
+
+@pytest.mark.parametrize("cycles", [1, 4])
+def test_a_longer_budget_is_not_advised_for_missing_prompts(cycles):
+    sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=3, rows=(1,), confirmed=None)
+    stored = with_budget(served_sweep(sweep))
+    (decision,) = build_document(stored).decisions
+    missing = Kind.NEEDS_MORE(missing=(2, "prompt"), num_prompts=5)
+    assert decision.answer[-1] == (Kind.LONGER_BUDGET() if cycles == 1 else missing)
+
+
+@pytest.mark.parametrize(
+    ("in_all", "told"), [(13, Kind.BUDGET_FOR_ALL(width=None)), (12, Kind.ADD_PROMPTS())]
+)
+def test_more_time_confirms_on_no_prompts_that_chose_k(in_all, told):
+    """Six prompts of the workload chose K, and six others confirm it."""
+    sweep = Sweep(ks=(4,), rows=(1,), differing=0.15, slower={4: 2.0})
+    stored = with_budget(served_sweep(sweep))
+    blocks = tuple(on_other_prompts(b) if b.purpose == "confirm" else b for b in stored.blocks)
+    run = replace(stored.run, workload_prompts={"demo": {"code": in_all}})
+    (decision,) = build_document(replace(stored, blocks=blocks, run=run)).decisions
+    assert Kind.OTHER_PROMPTS() in decision.reasons
+    assert decision.answer[-1] == told
+
+
+def with_budget(stored: StoredRun) -> StoredRun:
+    effort = replace(stored.run.settings.effort, budget_s=60.0)
+    settings = replace(stored.run.settings, effort=effort)
+    return replace(stored, run=replace(stored.run, settings=settings))
+
+
+def on_other_prompts(block: BlockRecord) -> BlockRecord:
+    requests = tuple(replace(r, prompt_id=f"other {r.prompt_id}") for r in block.requests)
+    return replace(block, requests=requests)
 
 
 def test_the_only_k_of_a_server_is_told_with_the_cycles_that_an_interval_needs(summarized):

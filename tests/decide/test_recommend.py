@@ -73,6 +73,8 @@ def test_a_winner_without_a_confirmation_run_is_undecided(summarized):
     assert decision.answer == (Kind.NOT_CONFIRMED(k=6, mean_k=None),)
     assert decision.draft.method == "none"
     assert decision.speedup is None
+    more = decide(choice, is_cut_short=True).answer
+    assert more == (Kind.NOT_CONFIRMED(k=6, mean_k=None), Kind.LONGER_BUDGET())
 
 
 def test_a_single_k_is_decided_without_a_confirmation_run(summarized):

@@ -250,6 +250,19 @@ def test_an_undecided_leader_is_quoted_from_its_confirmation_on_other_prompts() 
     assert short.speedup == plain.speedup  # three prompts have no interval
 
 
+def test_a_single_k_that_was_confirmed_is_quoted_from_its_confirmation() -> None:
+    """The exploration chose it among several drafters."""
+    wish = replace(SMALL, ks=(0, 4), drafters=("draft",), workloads=("code",), is_complete=False)
+    stored = stored_run(wish)
+    (plain,) = build_document(stored).decisions
+    assert plain.verdict is SpeedupVerdict.FASTER
+    again = [on_another_prompt(block) for block in stored.blocks]
+    both = replace(stored, blocks=(*stored.blocks, *again))
+    (decision,) = build_document(both).decisions
+    confirmed = {cell.key: cell for cell in summarize(aggregate_run(both, "confirm"))}
+    assert decision.speedup == confirmed[decision.leader].speedup != plain.speedup
+
+
 def on_another_prompt(block: BlockRecord) -> BlockRecord:
     """A block that confirms, with requests of another prompt, all 1% slower than K = 0 was."""
     requests = (

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from statistics import fmean
 
 from specbench.bench.blocks import Cell, with_baselines
 from specbench.bench.budget import Deadline, mean_session_s
@@ -17,7 +18,16 @@ from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host
 from specbench.bench.served.open_session import OpenSession, entered, failed_record, server_record
-from specbench.bench.served.race import SessionTimes, dropped, starts_of, to_confirm
+from specbench.bench.served.race import (
+    Sessions,
+    SessionTimes,
+    confirms_open,
+    dropped,
+    is_fixed,
+    others_left,
+    starts_of,
+    to_confirm,
+)
 from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import (
     Answers,
@@ -35,6 +45,7 @@ from specbench.errors import LostError, ModelError, ServerError, SpecbenchError
 from specbench.inputs.address import Address
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData
+from specbench.metrics.machine import machine_kind
 from specbench.metrics.speed import noise_of_sessions
 from specbench.metrics.summary import summarize
 from specbench.probes.gpu import Gpus
@@ -280,20 +291,25 @@ class ServedRun:
         """
         if self._winners is None:
             if not self._extensions.is_taken("confirm", self._cells[0]):
-                cycle = self._next_of("explore", self._racing, self._num_cycles(), num_running)
+                num_cycles = partial(self._num_cycles, num_running)
+                cells_of = partial(self._racing, num_running=num_running)
+                cycle = self._next_of("explore", cells_of, num_cycles, num_running)
                 if cycle is not None or num_running:
                     return cycle
             self._winners = self._find_winners()
         won, has_budget = self._winners, self.plan.settings.effort.budget_s is not None
-        as_often = MOST_PLANNED if has_budget else self._num_begun["explore"]
-        return self._next_of("confirm", lambda _: won, as_often if won else 0, num_running)
+        most = max(MOST_PLANNED, self.plan.cycles)
+        as_often = (most if has_budget else self._num_begun["explore"]) if won else 0
+        return self._next_of("confirm", lambda _: won, lambda: as_often, num_running)
 
-    def _racing(self, num_cycles: int) -> tuple[Cell, ...]:
+    def _racing(self, num_cycles: int, num_running: int) -> tuple[Cell, ...]:
         """The cells of the exploration after so many cycles. Under a budget starts are dropped
         after 1, 2 and 4 cycles if the time left is too short for all; a resumed run follows."""
         cells = self._cells
         explored = {s.cycle for s in self._servers() if s.cycle < FIRST_CONFIRMING}
-        num_known = min(num_cycles, len(explored))  # another machine may still measure one
+        # Of a cycle that runs elsewhere, or that is repeated, some K are not measured.
+        num_ended = self._num_begun["explore"] - num_running
+        num_known = min(num_cycles, num_ended, len(explored))
         for num in (1, 2, 4) if self.plan.settings.effort.budget_s is not None else ():
             if num <= num_known:
                 decide = partial(self._dropped, cells, max(self.plan.cycles - num, 1))
@@ -303,20 +319,22 @@ class ServedRun:
 
     def _dropped(self, cells: Sequence[Cell], num_cycles: int) -> frozenset[str]:
         """The cells without which so many cycles fit the time left to explore."""
-        left_s, session_s = self.deadline.seconds_left("explore"), self._session_s("explore")
+        left_s = self.deadline.seconds_left("explore")
+        session_s = self._session_s("explore", cells)
         if left_s is None or not session_s:
             return frozenset()
-        return dropped(cells, self._gathered(), left_s / (session_s * num_cycles))
+        measured = {cell.key.id: cell for cell in summarize(self._gathered())}
+        return dropped(cells, measured, left_s / (session_s * num_cycles))
 
     def _next_of(
         self,
         purpose: BlockPurpose,
         cells_of: Callable[[int], Sequence[Cell]],
-        num_cycles: int,
+        num_cycles: Callable[[], int],
         num_running: int,
     ) -> Cycle | None:
         """The next cycle with missing sessions; None if all are complete, or no time is left."""
-        while self._num_begun[purpose] < num_cycles:
+        while self._num_begun[purpose] < num_cycles():
             first = FIRST_CONFIRMING if purpose == "confirm" else 0
             cycle = Cycle(
                 plan=self.plan,
@@ -334,33 +352,47 @@ class ServedRun:
                 and not is_over(cycle.failures, {session.start for session in sessions})
                 and any(len(cycle.failures[session.start]) < TRIES for session in sessions)
             )
-            if is_due and not self._has_time(len(sessions) * (1 + num_running), purpose):
+            if is_due and not self._has_time(cycle, len(sessions) * (1 + num_running)):
                 return None
             self._num_begun[purpose] += 1
             if is_due:
                 return cycle
         return None
 
-    def _has_time(self, num_sessions: int, purpose: BlockPurpose) -> bool:
-        left_s = self.deadline.seconds_left(purpose)
-        return left_s is None or (left_s > 0 and left_s >= self._session_s(purpose) * num_sessions)
+    def _has_time(self, cycle: Cycle, num_sessions: int) -> bool:
+        left_s = self.deadline.seconds_left(cycle.purpose)
+        needed_s = self._session_s(cycle.purpose, cycle.cells) * num_sessions
+        return left_s is None or (left_s > 0 and left_s >= needed_s)
 
-    def _session_s(self, purpose: BlockPurpose) -> float:
-        """Seconds of a session, with its warm-up and stop; 0 before the first one."""
+    def _session_s(self, purpose: BlockPurpose, cells: Sequence[Cell]) -> float:
+        """Mean seconds of a session of these cells, with its warm-up and stop; 0 before the first
+        one."""
         num_confirming = self._num_confirming if purpose == "confirm" else None
-        return self._times().session_s(num_confirming or self._num_explored)
+        return self._times(cells).session_s(num_confirming or self._num_explored)
 
-    def _times(self) -> SessionTimes:
-        """The mean seconds of the sessions so far."""
-        servers = [server for server in self._servers() if was_completed(server)]
-        if not servers:
+    def _times(self, cells: Sequence[Cell]) -> SessionTimes:
+        """The seconds of the sessions so far, with the mean speed of the starts of these cells:
+        K = 0, which is often slower, is a larger part of a cycle with fewer K."""
+        servers = self._servers()
+        completed = [server for server in servers if was_completed(server)]
+        if not completed:
             return SessionTimes(0.0, 0.0)
-        of_purpose = Counter(server.cycle >= FIRST_CONFIRMING for server in servers)
-        num_prompts = of_purpose[False] * self._num_explored
-        num_prompts += of_purpose[True] * (self._num_confirming or self._num_explored)
-        served_s = sum(server.seconds for server in servers)
-        spent_s = max((mean_session_s(servers) or 0.0) * len(servers), self.deadline.spent_s)
-        return SessionTimes((spent_s - served_s) / len(servers), served_s / num_prompts)
+        served: dict[object, list[tuple[float, int]]] = {}
+        for server in completed:
+            is_again = server.cycle >= FIRST_CONFIRMING
+            num = (is_again and self._num_confirming) or self._num_explored
+            start = server.drafter, server.num_speculative_tokens, server.variant
+            served.setdefault(start, []).append((server.seconds, num))
+        keys = ((cell.key.draft, cell.key.condition.variant) for cell in cells)
+        starts = {(draft.drafter, draft.k, variant) for draft, variant in keys}
+        sums = [map(sum, zip(*served[s], strict=True)) for s in starts & served.keys() or served]
+        served_s = sum(server.seconds for server in completed)
+        # Failed sessions took time as well; if they failed at once, the others took all of it.
+        start_s = max(
+            (mean_session_s(completed) or 0.0) - served_s / len(completed),
+            (self.deadline.spent_s - served_s) / len(servers),
+        )
+        return SessionTimes(start_s, fmean(seconds / num for seconds, num in sums))
 
     @property
     def _num_explored(self) -> int:
@@ -384,7 +416,7 @@ class ServedRun:
         servers = self._store.stored.servers[first:]
         return [server for server in servers if (server.target, server.engine) == at]
 
-    def _num_cycles(self) -> int:
+    def _num_cycles(self, num_running: int) -> int:
         """Cycles of the exploration: the requested number, or one that fits the noise so far.
 
         The noise is independent of which K is best, so this rule does not favor any K.
@@ -393,12 +425,12 @@ class ServedRun:
             return self.plan.settings.servers.cycles
         if self.plan.settings.effort.budget_s is not None:
             has_choice = len(starts_of(self._cells)) > 1
-            is_over = has_choice and len(starts_of(self._racing(MIN_CYCLES))) == 1
+            is_over = has_choice and len(starts_of(self._racing(MIN_CYCLES, num_running))) == 1
             return MIN_CYCLES if is_over else MOST_PLANNED
-        noises = list(_noises(self._gathered().values()))
+        noises = list(_noises(self._gathered()))
         if not noises:
             return FEWEST_PLANNED
-        num_bound = max(cell.num_bound_cycles for cell in self._gathered().values())
+        num_bound = max(cell.num_bound_cycles for cell in self._gathered())
         return min((cycles_needed(noises, EFFECT) or MOST_PLANNED) + num_bound, MOST_PLANNED)
 
     def _find_winners(self) -> tuple[Cell, ...]:
@@ -408,45 +440,45 @@ class ServedRun:
         for: the exploration has few.
         """
         cells, explored = self._cells, self._gathered()
-        summaries = summarize(explored.values())
+        summaries = summarize(explored)
         if self.plan.settings.effort.budget_s is None or len(starts_of(cells)) < 2:
             return with_baselines(cells, set(winners(summaries)))
 
-        def decide() -> tuple[frozenset[str], int]:
-            most, left_s = self._most_confirming(), self.deadline.seconds_left("confirm") or 0.0
-            also_open = most > 0 or any(cell.key.condition.overlaps for cell in cells)
-            won = with_baselines(cells, set(winners(summaries, also_open=also_open)))
-            if not won:
-                return frozenset(), 0
-            kept, sessions = to_confirm(
-                won, explored, self._times(), left_s, most or self._num_explored
+        most, fixed = others_left(self.plan), is_fixed(self.plan)
+        are_together = all(cell.key.condition.is_stream for cell in cells)
+        left_s = self.deadline.seconds_left("confirm") or 0.0
+
+        def sessions_of(left: Sequence[Cell]) -> Sessions:
+            return self._times(left).confirming(
+                left_s,
+                len([*cycle_of(left, 0)]),
+                self._num_explored if fixed else most,
+                machine_kind(next(cell for cell in explored if cell.key.draft.k)),
+                is_fixed=fixed,
+                are_together=are_together,
             )
+
+        def decide() -> tuple[frozenset[str], int] | None:
+            also_open = confirms_open(self.plan)
+            won = with_baselines(cells, set(winners(summaries, also_open=also_open)))
+            if not won:  # a resumed run may still find one
+                return None
+            measured = {cell.key.id: cell for cell in summaries}
+            kept, sessions = to_confirm(won, measured, sessions_of)
             ids = frozenset(cell.key.id for cell in kept if cell.key.draft.k)
-            return ids, sessions.num_prompts if most else 0
+            return ids, 0 if fixed else sessions.num_prompts
 
         ids, num = self._extensions.take_confirmation(decide, cells[0])
         self._num_confirming = num or None
         return with_baselines(cells, ids)
 
-    def _most_confirming(self) -> int:
-        """The most prompts of each workload that can confirm a choice; 0: those that chose it."""
-        plan, most = self.plan, []
-        if plan.settings.effort.num_requests or any(at.is_stream for at in plan.conditions):
-            return 0
-        for workload in plan.workloads:
-            used = {prompt.id for prompt in plan.measured(workload)}
-            num_left = len(workload.prompts) - len(used)
-            most.append(len(plan.other_prompts(workload, used, num_left)) if num_left else 0)
-        return min(most)
-
-    def _gathered(self) -> dict[str, CellData]:
-        """The measured cells of the exploration, by id."""
+    def _gathered(self) -> tuple[CellData, ...]:
+        """The measured cells of the exploration."""
         stored = self._store.stored
         keys = [cell.key for cell in self._cells]
         slo = self.plan.settings.load.slo
         device = stored.run.environment.device
-        cells = aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo, device=device)
-        return {cell.key.id: cell for cell in cells}
+        return aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo, device=device)
 
 
 def _noises(cells: Iterable[CellData]) -> Iterator[SessionNoise]:

@@ -3,26 +3,26 @@ cycle still measures, and the sessions that confirm the fastest."""
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
-from specbench.bench.plan import WAITING_PER_ROW
-from specbench.bench.served.sessions import Start, cycle_of
-from specbench.metrics.cell import CellData
-from specbench.metrics.machine import machine_kind
-from specbench.metrics.pairs import paired_decode
-from specbench.records import SESSIONS_PER_K, Condition
+from specbench.bench.budget import EXPLORE_SHARE
+from specbench.bench.plan import WAITING_PER_ROW, TargetPlan
+from specbench.bench.served.sessions import Start, cycle_of, served_cells
+from specbench.records import SESSIONS_PER_K, CellSummary, Condition
 from specbench.stats.crossed import MIN_CYCLES, MOST_PLANNED, expected_noise
 from specbench.stats.machine_noise import MachineKind
 from specbench.stats.spread import MIN_UNITS
 
-EXPLORE_SHARE = 0.5  # of a budget; only the confirmation is quoted
+RACE_SHARE = 0.5  # of a budget that explores; only the confirmation is quoted
 FIRST_CYCLE_SHARE = 0.25  # of a budget: the other cycles and the confirmation follow
 NUM_CONFIRMING = 2  # K = 0 and the winner
 CONFIRMED_TO = 0.1  # the margin of the log speedup up to which slower starts are confirmed as well
-SPARE = 1.15  # the time to plan for, over that of a cycle: K = 0 is slower than the mean session
+# The time to plan for, over that of a cycle: other prompts may take longer, and one cycle too few
+# may leave no interval.
+SPARE = 1.15
 
 
 class Sessions(NamedTuple):
@@ -41,15 +41,17 @@ class SessionTimes(NamedTuple):
     def session_s(self, num_prompts: int) -> float:
         return self.start_s + num_prompts * self.prompt_s
 
-    def longest_s(self, num_prompts: int, most: int, num_sessions: int) -> float:
+    def longest_s(self, num_prompts: int, num_sessions: int, num_confirming: int) -> float:
         """A race with a budget that does not end it: the most cycles, and as many that confirm with
-        `most` prompts."""
-        confirming_s = NUM_CONFIRMING * SESSIONS_PER_K * self.session_s(most)
+        `num_confirming` prompts."""
+        confirming_s = NUM_CONFIRMING * SESSIONS_PER_K * self.session_s(num_confirming)
         return MOST_PLANNED * (num_sessions * self.session_s(num_prompts) + confirming_s)
 
-    def least_s(self, num_prompts: int, num_sessions: int) -> float:
-        """One cycle, and the fewest that confirm a single K with twice as many prompts."""
-        confirming_s = NUM_CONFIRMING * SESSIONS_PER_K * self.session_s(2 * num_prompts)
+    def least_s(self, num_prompts: int, num_sessions: int, num_confirming: int) -> float:
+        """One cycle, and the fewest that confirm a single K: with twice as many prompts, or with
+        `num_confirming` if those are fewer."""
+        num = min(2 * num_prompts, num_confirming)
+        confirming_s = NUM_CONFIRMING * SESSIONS_PER_K * self.session_s(num)
         return num_sessions * self.session_s(num_prompts) + MIN_CYCLES * confirming_s
 
     def num_prompts(
@@ -62,23 +64,60 @@ class SessionTimes(NamedTuple):
         return max(min(int((session_s - self.start_s) / self.prompt_s), most), least)
 
     def confirming(
-        self, left_s: float, num_sessions: int, most: int, kind: MachineKind
+        self,
+        left_s: float,
+        num_sessions: int,
+        most: int,
+        kind: MachineKind,
+        *,
+        is_fixed: bool = False,
+        are_together: bool = False,
     ) -> Sessions:
         """The prompts of each session with which cycles of `num_sessions` have the narrowest
-        interval by what is assumed of the machine and of prompts: at most `most`."""
-        plans = [Sessions(min(MIN_UNITS, most), math.inf)]
+        interval by what is assumed of the machine and of prompts: at most `most`, or so many if
+        they are fixed. `are_together`: prompts are served together, and their noise is part of that
+        of cycles."""
+        plans = [Sessions(most if is_fixed else min(MIN_UNITS, most), math.inf)]
         for num_cycles in range(MIN_CYCLES, MOST_PLANNED + 1):
             served_s = left_s / (SPARE * num_cycles * num_sessions) - self.start_s
             num = min(int(served_s / self.prompt_s) if self.prompt_s else most, most)
-            noise = expected_noise(num, kind) if served_s > 0 else None
+            if served_s <= 0 or (is_fixed and num < most):
+                break
+            noise = expected_noise(None if are_together else num, kind)
             if noise is not None:
                 plans.append(Sessions(num, noise.spread(num_cycles).margin()))
         return min(plans, key=lambda plan: plan.margin)
 
 
-def explore_share(cells: Sequence[Cell]) -> float:
-    """What a race of these cells may take of a budget to choose one: all if there is no choice."""
-    return EXPLORE_SHARE if len(starts_of(cells)) > 1 else 1.0
+def explore_share(plan: TargetPlan, engine: str) -> float:
+    """What a race may take of a budget to choose: all if there is no choice, and most if only a K
+    that is shown to be faster is confirmed, as no other prompts are left."""
+    cells = served_cells(plan, engine)
+    if len(starts_of(cells)) < 2:
+        return 1.0
+    return RACE_SHARE if confirms_open(plan) else EXPLORE_SHARE
+
+
+def confirms_open(plan: TargetPlan) -> bool:
+    """Whether a leader that is not shown to be faster yet is confirmed as well: what confirms it
+    has to be new, other prompts or other passes over the same ones."""
+    return others_left(plan) > 0 or any(at.overlaps for at in plan.conditions)
+
+
+def others_left(plan: TargetPlan) -> int:
+    """The prompts of each workload that did not choose K; 0 if one has too few to confirm it."""
+    numbers = []
+    for workload in plan.workloads:
+        used = {prompt.id for prompt in plan.measured(workload)}
+        are_enough = bool(plan.other_prompts(workload, used))
+        numbers.append(len(workload.prompts) - len(used) if are_enough else 0)
+    return min(numbers)
+
+
+def is_fixed(plan: TargetPlan) -> bool:
+    """Whether a session that confirms has as many requests as one that explores."""
+    has_streams = any(at.is_stream for at in plan.conditions)
+    return bool(plan.settings.effort.num_requests or has_streams or not others_left(plan))
 
 
 def starts_of(cells: Sequence[Cell]) -> Mapping[Start, Sequence[Cell]]:
@@ -91,7 +130,7 @@ def starts_of(cells: Sequence[Cell]) -> Mapping[Start, Sequence[Cell]]:
 
 
 def dropped(
-    cells: Sequence[Cell], measured: Mapping[str, CellData], most_sessions: float
+    cells: Sequence[Cell], measured: Mapping[str, CellSummary], most_sessions: float
 ) -> frozenset[str]:
     """Ids of the cells to drop so that a cycle has at most `most_sessions`: the slowest starts, and
     the K = 0 of a variant without others. A start with drafts always remains."""
@@ -105,47 +144,50 @@ def dropped(
 
 def to_confirm(
     cells: Sequence[Cell],
-    measured: Mapping[str, CellData],
-    times: SessionTimes,
-    left_s: float,
-    most_prompts: int,
+    measured: Mapping[str, CellSummary],
+    sessions_of: Callable[[Sequence[Cell]], Sessions],
 ) -> tuple[tuple[Cell, ...], Sessions]:
-    """The cells to confirm in the time left, and their sessions.
+    """The cells to confirm in the time left, and their sessions, which `sessions_of` plans.
 
     Slower starts are left out until the margin is small; the fastest of a setting only if there is
     no time for any interval, and one start never.
     """
     left = list(cells)
-    kind = machine_kind(next(measured[c.key.id] for c in cells if c.key.draft.k))
-    sessions = times.confirming(left_s, len([*cycle_of(left, 0)]), most_prompts, kind)
+    sessions = sessions_of(left)
     for start, behind in list(_slowest_first(cells, measured).items())[:-1]:
         if sessions.margin <= (CONFIRMED_TO if behind else sys.float_info.max):
             break
         left = _without(start, left)
-        sessions = times.confirming(left_s, len([*cycle_of(left, 0)]), most_prompts, kind)
+        sessions = sessions_of(left)
     return tuple(left), sessions
 
 
 def _slowest_first(
-    cells: Sequence[Cell], measured: Mapping[str, CellData]
+    cells: Sequence[Cell], measured: Mapping[str, CellSummary]
 ) -> Mapping[Start, float]:
-    """How far each start is behind the fastest of a setting, by the log speedup: 0 if it is the
-    fastest of one. Starts that are equally far behind are ordered by their mean log speedup."""
+    """How far each start is behind the fastest valid one of a setting, by the log of the speedup
+    that decides: 0 if it is the fastest of one, and infinite if it is valid in none. Starts that
+    are equally far behind are ordered by their mean log speedup."""
     logs = {cell.key.id: -math.inf for cell in cells}
     for key_id in logs.keys() & measured.keys():
-        if (pair := paired_decode(measured[key_id])) is not None:
-            logs[key_id] = math.log(pair.speedup)
+        speedup = measured[key_id].as_decided.speedup
+        if speedup is not None and speedup.estimate:
+            logs[key_id] = math.log(speedup.estimate)
+    # A K that is not valid, such as one that never drafted, would race only to be left out.
+    valid = {key_id for key_id in logs.keys() & measured.keys() if measured[key_id].valid}
     fastest: dict[Condition, float] = {}
     for cell in cells:
         setting = cell.key.condition.without("variant")
-        if cell.key.draft.k:
+        if cell.key.draft.k and cell.key.id in valid:
             fastest[setting] = max(logs[cell.key.id], fastest.get(setting, -math.inf))
     behind, means = {}, {}
     for start, group in starts_of(cells).items():
         known = [cell for cell in group if logs[cell.key.id] > -math.inf]
-        gaps = [fastest[c.key.condition.without("variant")] - logs[c.key.id] for c in known]
+        compared = [cell for cell in known if cell.key.id in valid]
+        gaps = [fastest[c.key.condition.without("variant")] - logs[c.key.id] for c in compared]
         behind[start] = min(gaps, default=math.inf)
-        means[start] = fmean(logs[cell.key.id] for cell in known) if known else -math.inf
+        speeds = [logs[cell.key.id] for cell in compared or known]
+        means[start] = fmean(speeds) if speeds else -math.inf
     order = sorted(behind, key=lambda start: (-behind[start], means[start]))
     return {start: behind[start] for start in order}
 

@@ -10,14 +10,14 @@ from specbench.bench.budget import Deadline, mean_session_s
 from specbench.bench.expected_time import earlier_sessions
 from specbench.bench.served.cycles import CHUNK_BYTES, CycleRun, ServedRun, is_over, read_once
 from specbench.bench.served.open_session import failed_record
-from specbench.bench.served.race import SessionTimes, explore_share
+from specbench.bench.served.race import SessionTimes
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_completed
 from specbench.decide.recommend import winners
 from specbench.errors import ModelError, ServerError
 from specbench.metrics.summary import summarize
 from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord
 from specbench.runs import create_run
-from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
+from specbench.stats.crossed import FEWEST_PLANNED, MIN_CYCLES, MOST_PLANNED
 from specbench.stats.machine_noise import MachineKind
 from tests.bench.fake_runs import run_record, write_prompts
 from tests.bench.fakes import FakeClock, RecordingWatch
@@ -30,23 +30,26 @@ SESSION_S = 10.0
 class StoredCycle:
     """A plan of K = 0, 2 and 4, its run, and records in place of real sessions."""
 
-    def __init__(self, folder, budget_s=None, **changes):
+    def __init__(self, folder, budget_s=None, share=0.5, **changes):
         self.plan = plan_of(folder, budget_s=budget_s, **changes)
         self.store = create_run(folder / "runs", run_record(self.plan))
         self.clock = FakeClock()
-        share = explore_share(served_cells(self.plan, "vllm"))
+        self.prompt_s = None  # of a session by its K and prompts; None: as long as every other
         self.deadline = Deadline(budget_s, self.clock, explore_share=share)
         self.run = ServedRun(self.plan, "vllm", (), self.store, self.deadline)
 
     def store_session(self, session, problems=(), wobble=0.0):
         """Store the session with SESSION_S seconds, K + 1 times as fast as K = 0."""
-        name = next_name(session, self.store.stored)
+        name, seconds = next_name(session, self.store.stored), SESSION_S - 4.0
+        if self.prompt_s is not None:
+            num = sum(len(block.prompts) for block in session.blocks(self.plan))
+            seconds = num * self.prompt_s[session.draft.k]
         server = failed_record(session, name, problems)
         if not problems:
-            server = replace(server, version="1", start_s=4.0, seconds=SESSION_S - 4.0)
+            server = replace(server, version="1", start_s=4.0, seconds=seconds)
             self.store.append(_block(session, name, wobble))
         self.store.append(server)
-        self.clock.now_s += SESSION_S
+        self.clock.now_s += 4.0 + seconds
 
     def measure(self, cycle, host, watch=None):
         """Measure the plan at servers of the host."""
@@ -286,8 +289,92 @@ def test_a_budget_confirms_the_fastest_also_if_none_is_shown_to_be_faster(tmp_pa
     with noisy.store:
         while (unit := noisy.hold_cycle(wobble=2.0)).purpose == "explore":
             pass
-        assert not [*winners(summarize(noisy.run._gathered().values()))]
+        assert not [*winners(summarize(noisy.run._gathered()))]
         assert ks_of(unit) == [0, 4]
+
+
+@pytest.mark.parametrize("budget_s", [200.0, 250.0, 300.0, 400.0, 600.0, 1000.0])
+def test_a_planned_confirmation_has_the_cycles_of_an_interval(tmp_path, budget_s):
+    """K = 0 is twice as slow as K, so its sessions are a larger part of a cycle that confirms."""
+    many = write_prompts(tmp_path / "many.jsonl", [f"prompt {i}" for i in range(36)])
+    budget = StoredCycle(tmp_path, budget_s, cycles=None, workloads=(many,), num_prompts=6)
+    with budget.store:
+        while (unit := budget.run.next_unit(0)) is not None:
+            longer = 1.1 if unit.purpose == "confirm" else 1.0  # the other prompts
+            budget.prompt_s = {0: 2.0 * longer, 2: 1.0 * longer, 4: 0.9 * longer}
+            for session in unit.sessions:
+                budget.store_session(session)
+    confirming = {s.cycle for s in budget.store.stored.servers if s.cycle >= 100}
+    assert len(confirming) >= MIN_CYCLES
+    assert budget.clock.now_s <= budget_s
+
+
+def test_winners_that_the_same_prompts_confirm_are_as_many_as_have_time(tmp_path):
+    """Nine prompts are too few to keep some, so that sessions take 4 + 9 s: 130 s are left for two
+    cycles of K = 0 and one winner, but not of both."""
+    nine = write_prompts(tmp_path / "nine.jsonl", [f"prompt {i}" for i in range(9)])
+    pairings = ("big/lookup", "big/small")
+    budget = StoredCycle(tmp_path, 390.0, 0.8, cycles=2, workloads=(nine,), pairings=pairings)
+    budget.prompt_s = dict.fromkeys((0, 2, 4), 1.0)
+    with budget.store:
+        assert [len(budget.hold_cycle().sessions) for _ in range(2)] == [10, 10]
+        again = [budget.hold_cycle() for _ in range(2)]
+        assert [(unit.number, ks_of(unit)) for unit in again] == [(100, [0, 4]), (101, [0, 4])]
+        assert {len(unit.sessions) for unit in again} == {4}
+
+
+def test_an_interrupted_first_cycle_decides_nothing(tmp_path):
+    budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
+    with budget.store:
+        zero, two, *rest = budget.run.next_unit(0).sessions
+        budget.store_session(zero)
+        budget.store_session(two)
+        resumed = ServedRun(budget.plan, "vllm", (), budget.store, budget.deadline)
+        assert resumed.next_unit(0).number == 0
+        assert budget.store.stored.extensions == ()
+        for session in rest:
+            budget.store_session(session)
+        assert ks_of(resumed.next_unit(0)) == [0, 4]  # K = 2 is slower
+
+
+def test_a_cycle_that_another_machine_still_measures_decides_nothing(tmp_path):
+    budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
+    with budget.store:
+        first = budget.run.next_unit(0)
+        budget.store_session(first.sessions[0])
+        budget.run.next_unit(1)
+        assert budget.store.stored.extensions == ()
+
+
+def test_a_resumed_race_ends_its_exploration_where_it_would_have_ended(tmp_path):
+    budget = StoredCycle(tmp_path, budget_s=300.0, cycles=None)
+    with budget.store:
+        assert [ks_of(budget.hold_cycle()) for _ in range(2)] == [[0, 2, 4], [0, 4]]
+        resumed = ServedRun(budget.plan, "vllm", (), budget.store, budget.deadline)
+        assert resumed.next_unit(0).purpose == "confirm"
+
+
+def test_a_race_in_which_nothing_started_is_measured_when_it_is_resumed(tmp_path):
+    budget = StoredCycle(tmp_path, budget_s=300.0, cycles=None)
+    with budget.store:
+        for session in budget.run.next_unit(0).sessions:
+            budget.store_session(session, problems=("the port is taken",))
+        assert budget.run.next_unit(0) is None
+        again = ServedRun(budget.plan, "vllm", (), budget.store, budget.deadline)
+        unit = again.next_unit(0)
+        assert (unit.number, unit.purpose, ks_of(unit)) == (0, "explore", [0, 2, 4])
+
+
+def test_a_failed_start_does_not_make_the_others_longer(tmp_path):
+    """Two sessions fail after 10 s, four take 4 s to start and 6 s to serve."""
+    budget = StoredCycle(tmp_path, budget_s=300.0, cycles=None)
+    with budget.store:
+        unit = budget.run.next_unit(0)
+        for session in unit.sessions:
+            budget.store_session(session, problems=("memory",) if session.draft.k == 4 else ())
+        assert budget.run._times(unit.cells) == (6.0, 1.0)
+        budget.clock.now_s -= 20.0  # they fail at once
+        assert budget.run._times(unit.cells) == (4.0, 1.0)
 
 
 def test_a_budget_with_time_for_all_k_drops_none(tmp_path):

@@ -27,8 +27,9 @@ def test_the_first_cycle_takes_its_share_of_the_budget():
 def test_the_least_time_has_one_cycle_of_all_and_two_that_confirm_one_k():
     assert (TIMES.session_s(6), TIMES.session_s(12), TIMES.session_s(30)) == (5.0, 8.0, 17.0)
     # K = 0 and one K, up and down, with twice as many prompts as the cycle of all has.
-    assert TIMES.least_s(6, 10) == 10 * 5.0 + 2 * 4 * 8.0
-    assert TIMES.longest_s(6, 30, 10) == 12 * (10 * 5.0 + 4 * 17.0)
+    assert TIMES.least_s(6, 10, 30) == 10 * 5.0 + 2 * 4 * 8.0
+    assert TIMES.least_s(6, 10, 6) == 10 * 5.0 + 2 * 4 * 5.0  # no more can confirm
+    assert TIMES.longest_s(6, 10, 30) == 12 * (10 * 5.0 + 4 * 17.0)
 
 
 def test_the_requests_of_a_session_fill_the_batch():
