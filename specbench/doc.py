@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
 from operator import attrgetter
 from types import GenericAlias, MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _AMOUNTS = "s bytes steps W J GPUs tokens tokens/round requests prompts rounds graphs cores threads"
 _AMOUNTS += " parameters events samples processes MHz"
 _POSITIVE = ("x", "requests/s")  # ratios and rates
+
+Note = TypeVar("Note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,17 @@ def _bounded(schema: dict[str, Any], bounds: Mapping[str, float]) -> dict[str, A
     return schema
 
 
+def noted(hint: Any, kind: type[Note]) -> Note | None:
+    """The note of this kind in the Annotated[] of a type; None without one."""
+    return next(
+        (note for note in getattr(hint, "__metadata__", ()) if isinstance(note, kind)), None
+    )
+
+
 def docs_of(record: type) -> dict[str, Doc]:
     """The documented fields of a record, in its order."""
     hints = get_type_hints(record, include_extras=True)
-    docs = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: doc for name, extras in docs.items() for doc in extras if isinstance(doc, Doc)}
+    return {name: doc for name, hint in hints.items() if (doc := noted(hint, Doc))}
 
 
 class Key(NamedTuple):

@@ -186,10 +186,6 @@ class HeadFacts:
         return files.renamed(self.tensor_names)
 
 
-def _chain(settings: Settings, k: int) -> RoundShape:  # noqa: ARG001
-    return RoundShape(k, 0)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
     """A drafting method.
@@ -216,7 +212,7 @@ class Method:
     only_k: int | None = None
     parameters: tuple[Parameter, ...] = ()
     tree: Callable[[Settings], str | None] = _no_answer  # kind; None: a chain
-    round_shape: Callable[[Settings, int], RoundShape] = _chain  # for a K above 0
+    round_shape: Callable[[Settings, int], RoundShape] = lambda _, k: RoundShape(k, 0)  # K > 0
     # The largest K; None: no limit. The head is None if its weights are random, and the target's
     # vocabulary size if it is unknown; both are read only if the result depends on them.
     deepest: Callable[[Settings, OpenHead, VocabSize], int | None] = lambda *_: None
@@ -425,17 +421,14 @@ def _is_named(files: ModelFiles, method: str) -> bool:
     return method in (files.architecture or "").lower()
 
 
-def _architecture(files: ModelFiles, method: str) -> str | None:
-    return f"architecture {files.architecture}" if _is_named(files, method) else None
-
-
 def _dflash_config(files: ModelFiles, method: str) -> str | None:
     architecture = files.architecture or ""
     return f"architecture {architecture}" if method_of([architecture]) == method else None
 
 
 def _eagle3_config(files: ModelFiles) -> str | None:
-    return None if _has_masks(_names(files)) else _architecture(files, "eagle3")
+    is_eagle3 = _is_named(files, "eagle3") and not _has_masks(_names(files))
+    return f"architecture {files.architecture}" if is_eagle3 else None
 
 
 def _medusa_config(files: ModelFiles) -> str | None:
@@ -480,14 +473,6 @@ def _eagle3_layers(files: Files, num_layers: int, *, is_parallel: bool = False) 
     return LayerReport("layer_ids", list(style.layer_ids), reason)
 
 
-def _tree_of_widths(settings: Settings, k: int) -> RoundShape:
-    return RoundShape(num_static_drafts(settings["tree"], k), k)
-
-
-def _model_chain(settings: Settings, k: int) -> RoundShape:  # noqa: ARG001
-    return RoundShape(k, k)
-
-
 def _named_tree(settings: Settings) -> str | None:
     return None if settings["tree"] == "chain" else str(settings["tree"])
 
@@ -527,10 +512,6 @@ def _dflash_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> 
     return DFlashStyle.of(files).depth if files else NEW_BLOCK_SIZE - 1
 
 
-def _dflash_layers(files: Files, num_layers: int) -> LayerReport:  # noqa: ARG001
-    return LayerReport("layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there")
-
-
 def num_first_layers(requested: int, most: int) -> int:
     """The number of the target's `most` layers that draft; a setting of 0 means a quarter."""
     return requested or max(most // 4, 1)
@@ -556,15 +537,6 @@ def _lookahead_bytes(settings: Settings, sizes: BufferSizes) -> int:
     return sizes.num_rows * _ID_BYTES * (levels + pool)
 
 
-def _recycling_bytes(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
-    return (sizes.vocab_size + 1) * len(RANK_PROBS) * _ID_BYTES
-
-
-def _reference_bytes(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
-    """Bytes for the reference text of each row, its length and two positions in it."""
-    return sizes.num_rows * _ID_BYTES * (sizes.capacity + 3)
-
-
 def _last_states(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
     """Bytes for the hidden state before the current token of each row."""
     return sizes.num_rows * sizes.state_bytes
@@ -573,7 +545,12 @@ def _last_states(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
 # Models that draft in every round, from their own distribution.
 _draws = partial(Method, draws=True, always_drafts=True)
 # Heads that continue from the target's last hidden state.
-_continues = partial(_draws, model="required", buffer_bytes=_last_states)
+_continues = partial(
+    _draws,
+    model="required",
+    buffer_bytes=_last_states,
+    round_shape=lambda _, k: RoundShape(k, k),
+)
 
 _TREE_WIDTHS = Parameter(
     "tree",
@@ -585,7 +562,7 @@ _TREE_WIDTHS = Parameter(
 _branches = partial(
     _draws,
     tree=lambda settings: "static" if settings["tree"] else None,
-    round_shape=_tree_of_widths,
+    round_shape=lambda settings, k: RoundShape(num_static_drafts(settings["tree"], k), k),
 )
 _EAGLE_PARAMETERS = (
     Parameter(
@@ -624,13 +601,17 @@ def _dflash(name: str, layouts: Layouts, summary: str) -> Method:
             fit=partial(dflash_fit, method=name),
             reads_target_head=True,
             by_config=partial(_dflash_config, method=name),
-            report_layers=_dflash_layers,
+            report_layers=lambda files, _: LayerReport(
+                "layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there"
+            ),
         ),
     )
 
 
 # Models with another tokenizer than the target's.
-_retokenizes = partial(Method, model="required", retokenizes=True, round_shape=_model_chain)
+_retokenizes = partial(
+    Method, model="required", retokenizes=True, round_shape=lambda _, k: RoundShape(k, k)
+)
 
 # Files of heads are recognized in this order.
 _ROWS = (
@@ -641,7 +622,6 @@ _ROWS = (
             "(DeepSeek-AI 2024, arXiv:2412.19437, 2.2)."
         ),
         model="optional",
-        round_shape=_model_chain,
         head=HeadFacts(
             layouts=MTP_LAYOUTS,
             fit=_mtp_fit,
@@ -662,7 +642,6 @@ _ROWS = (
             "Google's assistants of Gemma 4 (MTP drafters), which attend to the target's own keys "
             "and values."
         ),
-        round_shape=_model_chain,
         head=HeadFacts(
             layouts=GEMMA4_LAYOUTS,
             fit=gemma4_mtp_fit,
@@ -887,7 +866,7 @@ _ROWS = (
         tree=lambda _: "dynamic",
         round_shape=lambda settings, _: RoundShape(settings["max_drafts"], 0),
         deepest=lambda settings, _, size: recycling_tree(settings["max_drafts"], size()).depth,
-        buffer_bytes=_recycling_bytes,
+        buffer_bytes=lambda _, sizes: (sizes.vocab_size + 1) * len(RANK_PROBS) * _ID_BYTES,
     ),
     Method(
         name="previous_turn",
@@ -910,7 +889,8 @@ _ROWS = (
                 "first token is known.",
             ),
         ),
-        buffer_bytes=_reference_bytes,
+        # The reference text of each row, its length and two positions in it.
+        buffer_bytes=lambda _, sizes: sizes.num_rows * _ID_BYTES * (sizes.capacity + 3),
     ),
 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbench.bench.blocks import interleaved
 from specbench.bench.cluster import ClusterScheduler, RayCluster
-from specbench.bench.machine import CPU, ThisMachine, are_served
+from specbench.bench.machine import CPU, ThisMachine
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import RunPlan, fit_warnings
 from specbench.bench.served.host import require_startable
@@ -95,7 +95,7 @@ def run_benchmark(
     is_local = cluster is None and not running
     threads, num_needed = None, 1  # a GPU keeps one core busy, as autotuning the threads does
     if environment.device == CPU:
-        is_served = are_served(settings)
+        is_served = not settings.load.in_process
         threads = environment.threads
         num_needed = threads or (environment.num_cpu_cores if is_served else 1) or 1
     busy = host.busy_facts(host.host_load(), num_needed, threads) if is_local else ()

@@ -168,10 +168,10 @@ def _calls_per_round(
 
 
 class _Peaks(NamedTuple):
-    allocated: int | None
-    reserved: int | None
-    process: int | None
-    device: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    process_peak_bytes: int | None
+    device_peak_bytes: int | None
 
 
 class MemoryMeter:
@@ -234,10 +234,7 @@ class MemoryMeter:
             weights_bytes=engine.weights_bytes(drafter),
             kv_bytes_per_token=engine.kv_bytes_per_token(drafter),
             state_bytes_per_row=engine.state_bytes_per_row(drafter),
-            peak_allocated_bytes=peaks.allocated,
-            peak_reserved_bytes=peaks.reserved,
-            process_peak_bytes=peaks.process,
-            device_peak_bytes=peaks.device,
+            **peaks._asdict(),
         )
 
 

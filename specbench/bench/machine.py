@@ -18,7 +18,7 @@ from specbench.probes.environment import describe_environment
 from specbench.probes.gpu import Probe, has_gpu_driver, open_probe
 from specbench.records import Environment
 from specbench.runs import RunStore
-from specbench.settings import SERVED, RunSettings
+from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
     from specbench.bench.this_process import ThisProcess
@@ -41,7 +41,7 @@ class ThisMachine:
     @cached_property
     def _process(self) -> "ThisProcess | None":
         """The engines in this process; None if only servers decode. UsageError without a device."""
-        if are_served(self._settings):
+        if not self._settings.load.in_process:
             return None
         from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
 
@@ -110,8 +110,3 @@ def source_of(
     assert plan.in_process is not None, "an engine is in this process"
     whole = iter([WholeTarget(plan=plan.in_process)])
     return lambda _: next(whole, None)
-
-
-def are_served(settings: RunSettings) -> bool:
-    """Whether only servers decode."""
-    return set(settings.load.engines) <= set(SERVED)

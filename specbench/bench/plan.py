@@ -127,16 +127,15 @@ class TargetPlan:
     @property
     def served(self) -> tuple[str, ...]:
         """The engines that run as servers."""
-        return tuple(name for name in self.settings.load.engines if name in SERVED)
+        return self.settings.load.served
 
     @property
     def in_process(self) -> "TargetPlan | None":
         """The plan of the engines in this process; None if there are none."""
         load = self.settings.load
-        engines = tuple(name for name in load.engines if name not in SERVED)
-        if not engines:
+        if not load.in_process:
             return None
-        settings = replace(self.settings, load=replace(load, engines=engines))
+        settings = replace(self.settings, load=replace(load, engines=load.in_process))
         return replace(self, pairings=self.builtin_pairings, settings=settings)
 
     @property

@@ -82,7 +82,7 @@ def plan_run(
     """
     if running is None:
         running = running_servers(settings, pairings[0].target)
-    if any_shape(pairings):
+    if any(spec.is_shape for pairing in pairings for spec in pairing.models):  # without weights
         settings = replace(settings, decoder=replace(settings.decoder, dummy_weights=True))
     running_ks = tuple(dict.fromkeys(server.address.k or 0 for server in running)) or None
     context = min(filter(None, (server.facts.context for server in running)), default=inf)
@@ -97,7 +97,7 @@ def plan_run(
         )
     of_targets = settings
     is_long = len(settings.draft.num_speculative_tokens or ()) > len(SERVED_KS)
-    if settings.draft.is_default_range and is_long and set(load.engines) & set(SERVED):
+    if settings.draft.is_default_range and is_long and load.served:
         few = replace(settings.draft, num_speculative_tokens=SERVED_KS)
         of_targets = replace(settings, draft=few)
     _check_lossy(settings, pairings)
@@ -120,9 +120,7 @@ def plan_run(
             running_ks=running_ks,
             refused=refused,
             # All targets, the engines of this process and each serving engine share it equally.
-            budget_share=1
-            / len(by_target)
-            / len({e if e in SERVED else None for e in load.engines}),
+            budget_share=1 / len(by_target) / (len(load.served) + bool(load.in_process)),
         )
         for group in by_target.values()
     ]
@@ -295,17 +293,13 @@ def _check_running(
 
 def _refused(settings: RunSettings, pairings: Sequence[Pairing]) -> Mapping[tuple[str, str], str]:
     """The reasons why an engine cannot use a drafter, by both; UsageError if no engine can."""
-    served = [name for name in settings.load.engines if name in SERVED]
+    served = settings.load.served
     reasons = {
         (engine, pairing.drafter.name): why
         for engine in served
         for pairing, why in unsupported_pairings(engine, pairings, settings)
     }
-    if (
-        reasons
-        and len(reasons) == len(served) * len(pairings)
-        and len(served) == len(settings.load.engines)
-    ):
+    if reasons and len(reasons) == len(served) * len(pairings) and not settings.load.in_process:
         raise UsageError("; ".join(dict.fromkeys(reasons.values())))
     return reasons
 
@@ -395,12 +389,6 @@ def depths(pairings: Sequence[Pairing], read_head: ReadHead, *, dummy: bool) -> 
     """The deepest K by drafter of one target, without drafters that have no limit."""
     limits = {p.drafter.name: deepest(p, read_head, dummy=dummy) for p in pairings}
     return {name: limit for name, limit in limits.items() if limit is not None}
-
-
-def any_shape(pairings: Sequence[Pairing]) -> bool:
-    """Whether a model is a shape without weights, which makes the run synthetic."""
-    specs = [s for p in pairings for s in (p.target.model, p.drafter.model) if s is not None]
-    return any(spec.is_shape for spec in specs)
 
 
 def _without_long_prompts(plan: TargetPlan, context: float) -> TargetPlan:

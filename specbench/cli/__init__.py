@@ -187,17 +187,12 @@ def prepare_arguments(arguments: list[str]) -> list[str]:
     """The arguments for the parser. Raises UsageError for text that cannot be stored."""
     if arguments and arguments[0] in _RECORDED:
         for word in arguments:
-            if not _is_text(word):
-                raise UsageError(f"{word!r}: not UTF-8 text, but everything stored must be")
+            try:
+                word.encode()
+            except UnicodeEncodeError:  # half of a surrogate pair represents a byte
+                reason = "not UTF-8 text, but everything stored must be"
+                raise UsageError(f"{word!r}: {reason}") from None
     return _with_latest(arguments)
-
-
-def _is_text(word: str) -> bool:
-    try:
-        word.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair represents a byte that is not text
-        return False
-    return True
 
 
 def _with_latest(arguments: list[str]) -> list[str]:

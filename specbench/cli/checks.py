@@ -38,18 +38,17 @@ def checked(settings: RunSettings, *, is_resumed: bool = False) -> RunSettings:
     if draft.adaptive and BUILTIN not in load.engines:
         _require_own_schemes(settings)
     overlaps = load.concurrency != (1,) or load.request_rate is not None
-    if settings.effort.num_requests is not None and not (overlaps or {*load.engines} & {*SERVED}):
+    if settings.effort.num_requests is not None and not (overlaps or load.served):
         raise UsageError(
             "--num-requests counts the requests of a pass or of a server's session; for one "
             "request at a time use --num-prompts and --repeats, or add --concurrency"
         )
     if load.slo and load.num_samples > 1:
         raise UsageError("--slo counts single requests; drop --best-of")
-    in_process = set(load.engines) - set(SERVED)
-    if load.slo and (forecasting.forecast or (in_process and settings.effort.budget_s is not None)):
-        option = (
-            "--forecast" if forecasting.forecast else f"--time-budget of --engine {min(in_process)}"
-        )
+    is_raced = bool(load.in_process) and settings.effort.budget_s is not None
+    if load.slo and (forecasting.forecast or is_raced):
+        option = f"--time-budget of --engine {min(load.in_process, default='')}"
+        option = "--forecast" if forecasting.forecast else option
         raise UsageError(
             f"{option} drops K by speed, but --slo chooses by goodput; drop one of them, "
             "or limit the run with --num-prompts"
@@ -186,7 +185,7 @@ _MODELS = re.compile(r"--(model|model-path|model-draft|config|speculative-config
 
 def _require_servers(settings: RunSettings) -> None:
     """Raises UsageError for server options without a server, and for options no server has."""
-    served = [engine for engine in settings.load.engines if engine in SERVED]
+    served = settings.load.served
     _require_variants(settings)
     of_builtin = _given(settings.decoder, "forward", "graph", "kernels")
     if of_builtin and BUILTIN not in settings.load.engines:
@@ -218,7 +217,7 @@ def _require_servers(settings: RunSettings) -> None:
             f"--request-rate needs a single --concurrency for {names}: a server gets requests at "
             "their times, however many are open"
         )
-    if settings.effort.num_repeats is not None and len(served) == len(settings.load.engines):
+    if settings.effort.num_repeats is not None and not settings.load.in_process:
         raise UsageError(
             "--repeats is for engines in this process; a server repeats its prompts in every "
             "cycle, so use --restart-cycles"

@@ -36,10 +36,6 @@ def _pairings(given: Mapping[str, Any]) -> Iterable[str]:
     return dict.fromkeys(name for p in known for name in (p.target.name, p.name))
 
 
-def _targets(given: Mapping[str, Any]) -> Iterable[str]:
-    return (name for name in _pairings(given) if "/" not in name)
-
-
 def _workloads(_: Mapping[str, Any]) -> Iterable[str]:
     from specbench.inputs.workloads import find_workloads
 
@@ -61,7 +57,10 @@ def _runs(given: Mapping[str, Any]) -> Iterable[str]:
 
 _NAMES: Mapping[str, Names] = {
     **dict.fromkeys(("pairing", "pairings"), _pairings),
-    **dict.fromkeys(("target", "word", "named"), _targets),
+    **dict.fromkeys(
+        ("target", "word", "named"),
+        lambda given: (name for name in _pairings(given) if "/" not in name),
+    ),
     **dict.fromkeys(("workload", "workloads"), _workloads),
     **dict.fromkeys(("method", "methods"), _methods),
     **dict.fromkeys(("run", "runs", "resume", "baseline", "candidate"), _runs),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from specbench.files.model_spec import ModelSpec
-    from specbench.fit.compatibility import Compatibility, FitFinding
+    from specbench.fit.compatibility import FitFinding
     from specbench.fit.memory_plan import DeploymentSpec
     from specbench.inputs.pairing import Pairing
 
@@ -224,19 +224,10 @@ def _loading_problems(pairing: "Pairing") -> tuple[dict[str, str], list[str]]:
     problems = _of_model(pairing.target.model, findings) or _of_model(drafted_by, drafter.findings)
     noted = ("chat_template", "generation", "tensors")
     notes = [f.reason for f in findings if f.level == "warning" and f.field in noted]
-    return problems, notes + _notes(drafter)
-
-
-def _notes(compatibility: "Compatibility") -> list[str]:
-    """Notes on the layout of a head, whether heads by its author are known, and the tokens that the
-    drafter does not share with the target."""
-    layouts = [
-        finding.reason for finding in compatibility.of_level("ok") if finding.field == "layout"
-    ]
-    fields = ("tokenizer", "vocab_size", "d2t", "adapter", "tensors")
-    return layouts + [
-        finding.reason for finding in compatibility.of_level("warning") if finding.field in fields
-    ]
+    notes += [f.reason for f in drafter.of_level("ok") if f.field == "layout"]
+    of_drafter = ("tokenizer", "vocab_size", "d2t", "adapter", "tensors")
+    notes += [f.reason for f in drafter.of_level("warning") if f.field in of_drafter]
+    return problems, notes
 
 
 def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> dict[str, str]:

@@ -253,11 +253,8 @@ def _acceptance(
         speculation_profile,
     )
     from specbench.metrics.aggregate import aggregate_run
-    from specbench.report.document import build_document
 
-    document = build_document(stored)
-    _require_real(document.run)
-    selection = _named(selection, document)
+    document, selection = _analyzed(stored, selection)
     measured = measured_acceptance(
         pairing, document.run, document.cells, aggregate_run(stored), selection
     )
@@ -266,21 +263,21 @@ def _acceptance(
     return json.dumps(speculation_profile(measured, k), indent=2, allow_nan=False) + "\n"
 
 
-def _named(selection: "Selection", document: "Document") -> "Selection":
-    """The selection, with the name of its workload in the run."""
-    if selection.workload is None:
-        return selection
-    known = {cell.key.condition.workload for cell in document.cells}
-    return selection._replace(workload=workload_named(selection.workload, known))
+def _analyzed(stored: "StoredRun", selection: "Selection") -> "tuple[Document, Selection]":
+    """The analysis of a run, and the selection with the name of its workload in the run; UsageError
+    for a run with simulated acceptance or weights."""
+    from specbench.report.document import build_document
 
-
-def _require_real(run: "RunRecord") -> None:
-    """UsageError for a run with simulated acceptance or weights."""
-    if run.settings.decoder.is_synthetic:
+    if stored.run.settings.decoder.is_synthetic:
         raise UsageError(
-            f"run {run.run_id} simulated acceptance or weights, so it cannot say which K to serve "
-            "or how much is accepted; measure the real models, or set K by hand: -k 4"
+            f"run {stored.run.run_id} simulated acceptance or weights, so it cannot say which K to "
+            "serve or how much is accepted; measure the real models, or set K by hand: -k 4"
         )
+    document = build_document(stored)
+    if selection.workload is not None:
+        known = {cell.key.condition.workload for cell in document.cells}
+        selection = selection._replace(workload=workload_named(selection.workload, known))
+    return document, selection
 
 
 def _print_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
@@ -308,13 +305,10 @@ def measured_deployment(
     from specbench.export.winner import session_notes, sessions_of, winner
     from specbench.metrics.aggregate import aggregate_run
     from specbench.records import Kind
-    from specbench.report.document import build_document
 
     stored = _find_run({p.name for p in chosen}, run, runs_dir)
     chosen = (*chosen, *_stopping_earlier(chosen, stored))
-    document = build_document(stored)
-    _require_real(document.run)
-    selection = _named(selection, document)
+    document, selection = _analyzed(stored, selection)
     started = document.run.settings.servers
     deployment = winner(
         chosen,

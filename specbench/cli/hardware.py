@@ -53,7 +53,7 @@ def find_machine(
         raise UsageError(
             f"--gpu-memory {gpu_memory}: CUDA itself takes {RESERVED_BYTES / GIB:g} GiB"
         )
-    source = f"{known.source} of {known.name}" if known and not memory else "as given"
+    source = f"vendor datasheet of {known.name}" if known and not memory else "as given"
     notes = (_reserved(total, source),)
     planned = replace(
         setup,

@@ -163,15 +163,7 @@ def _run_record(
     from specbench import __version__
     from specbench.records import CellPlan, Environment, RunRecord
     from specbench.runs import SCHEMA_VERSION, new_run_id
-    from specbench.settings import (
-        DraftSettings,
-        ForecastSettings,
-        LoadSettings,
-        MachineSettings,
-        RunSettings,
-        SamplingSettings,
-        WorkloadSettings,
-    )
+    from specbench.settings import RunSettings
 
     now = datetime.now(UTC)
     times = [cell.record.measured_at for cell in cells if cell.record.measured_at]
@@ -192,24 +184,18 @@ def _run_record(
             threads=None,
             device="",
         ),
-        settings=RunSettings(
+        settings=RunSettings.with_options(
+            RunSettings.unset(),
             command="import",
-            workload=WorkloadSettings(
-                pairings=tuple(dict.fromkeys(key.pairing for key in keys)),
-                workloads=tuple(dict.fromkeys(key.condition.workload for key in keys)),
-            ),
-            draft=DraftSettings(
-                num_speculative_tokens=tuple(sorted({key.draft.k for key in keys}))
-            ),
-            sampling=SamplingSettings(
-                temperatures=tuple(sorted({key.condition.temperature for key in keys}))
-            ),
-            load=LoadSettings(
-                engines=tuple(dict.fromkeys(key.condition.engine for key in keys)),
-                concurrency=tuple(sorted({key.condition.concurrency for key in keys})),
-            ),
-            forecasting=ForecastSettings(forecast=bool(step_times), costs=tuple(step_times)),
-            machine=MachineSettings(dtype=overrides.dtype or None),
+            pairings=tuple(dict.fromkeys(key.pairing for key in keys)),
+            workloads=tuple(dict.fromkeys(key.condition.workload for key in keys)),
+            num_speculative_tokens=tuple(sorted({key.draft.k for key in keys})),
+            temperatures=tuple(sorted({key.condition.temperature for key in keys})),
+            engines=tuple(dict.fromkeys(key.condition.engine for key in keys)),
+            concurrency=tuple(sorted({key.condition.concurrency for key in keys})),
+            forecast=bool(step_times),
+            costs=tuple(step_times),
+            dtype=overrides.dtype or None,
         ),
         workload_sha256={},
         cells=tuple(

@@ -2,10 +2,9 @@
 
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,10 +12,6 @@ from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.errors import UsageError
 from specbench.settings import RunSettings
 from specbench.whole_file import write_errors_named, write_new
-
-if TYPE_CHECKING:
-    from specbench.inputs.pairing import Pairing
-
 
 PAIRINGS, PROMPTS, WORKFLOW = "pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml"
 _DEMO = AdhocPairing(target="demo:target", drafts=["demo:draft", "ngram"])
@@ -99,11 +94,15 @@ def init(
     ] = Path(),
 ) -> None:
     """Write a pairings.yaml, prompts and a CI workflow to begin with."""
+    from specbench.fit.pairings_file import pairings_text
+
     named = pair if pair.target is not None or pair.drafts else replace(_DEMO, p_min=pair.p_min)
     pairings = named.pairings(RunSettings.unset(), ())
+    target = pairings[0].target
+    head = _HEAD.format(pairing=pairings[0].name, target=target.name)
     prompts = (json.dumps({"id": f"p{n}", "turns": [text]}) for n, text in enumerate(_PROMPTS, 1))
     texts = {
-        PAIRINGS: _pairings_text(pairings, folder),
+        PAIRINGS: head + pairings_text(target, [pairing.drafter for pairing in pairings], folder),
         PROMPTS: "".join(f"{prompt}\n" for prompt in prompts),
         WORKFLOW: _WORKFLOW.format(pairing=pairings[0].name, prompts=PROMPTS, pairings=PAIRINGS),
     }
@@ -123,11 +122,3 @@ def init(
     if folder.resolve() != Path.cwd():
         typer.echo(f"  cd {shlex.quote(str(folder))}")
     typer.echo(f"  specbench run {pairings[0].name} -w ./{PROMPTS}")
-
-
-def _pairings_text(pairings: "Sequence[Pairing]", folder: Path) -> str:
-    from specbench.fit.pairings_file import pairings_text
-
-    target = pairings[0].target
-    head = _HEAD.format(pairing=pairings[0].name, target=target.name)
-    return head + pairings_text(target, [pairing.drafter for pairing in pairings], folder)

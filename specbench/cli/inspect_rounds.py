@@ -1,7 +1,7 @@
 """`specbench inspect`: shows one answer while it is decoded, with drafts in color."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -138,17 +138,14 @@ class _RoundPrinter:
 
     def _pieces(
         self, watched: "WatchedRound", text: Callable[[tuple[int, ...]], str]
-    ) -> "list[tuple[str, str]]":
-        pieces = []
-        for token in watched.accepted:
-            pieces.append(("accepted", self._piece(token, text)))
-            self._known.append(token)
-        for token in watched.rejected:
-            pieces.append(("rejected", self._piece(token, text)))
-        if watched.extra is not None:
-            pieces.append(("own", self._piece(watched.extra, text)))
-            self._known.append(watched.extra)
-        return pieces
+    ) -> Iterator[tuple[str, str]]:
+        tokens = [*(("accepted", token) for token in watched.accepted)]
+        tokens += (("rejected", token) for token in watched.rejected)
+        tokens += [] if watched.extra is None else [("own", watched.extra)]
+        for kind, token in tokens:
+            yield kind, self._piece(token, text)
+            if kind != "rejected":
+                self._known.append(token)
 
     def _piece(self, token: int, text: Callable[[tuple[int, ...]], str]) -> str:
         """The text that a token adds. Tokens with a part of a character show their id, except the

@@ -2,8 +2,9 @@
 methods and their parameters, metrics, families of models and runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,22 +77,16 @@ def list_things(
     if check_hub:
         _check_hub(pairings_file, write, as_json=as_json)
         return
-    rows: Sequence[dict[str, Any]]
-    match kind:
-        case "pairings":
-            rows = _pairings(pairings_file, fits=fits, gpu=gpu)
-        case "workloads":
-            rows = _workloads()
-        case "methods":
-            rows = _methods()
-        case "parameters":
-            rows = _parameters()
-        case "metrics":
-            rows = _metrics()
-        case "families":
-            rows = _families()
-        case "runs":
-            rows = _runs(runs_dir)
+    rows_of: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "pairings": partial(_pairings, pairings_file, fits=fits, gpu=gpu),
+        "workloads": _workloads,
+        "methods": _methods,
+        "parameters": _parameters,
+        "metrics": _metrics,
+        "families": _families,
+        "runs": partial(_runs, runs_dir),
+    }
+    rows = rows_of[kind]()
     if as_json:
         options.print_json(rows)
     else:
@@ -134,7 +129,7 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
     loaded = load_pairings(file)
     pairings = loaded.all if file else loaded.known
     pairings = fitting(pairings, gpu) if fits else pairings
-    firsts = {pairing.target.name: pairing for pairing in reversed(pairings)}
+    notes = {pairing.target.name: pairing.target.note for pairing in pairings}
     return [
         {
             "pairing": pairing.name,
@@ -146,7 +141,8 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
             "lossy": str(pairing.drafter.lossy) if pairing.drafter.lossy else None,
             "weights_gib": pairing.weights_gib,
             "weights": _weights(pairing),
-            "note": _note(pairing, is_first=pairing is firsts[pairing.target.name]),
+            # The first pairing of a target begins with the target's note.
+            "note": f"{notes.pop(pairing.target.name, '')} {pairing.drafter.note}".strip(),
             **_origin(pairing.drafter),
         }
         for pairing in pairings
@@ -158,11 +154,6 @@ def _usual_k(drafter: "DrafterSpec") -> int:
     from specbench.methods import find_method
 
     return find_method(drafter.method).only_k or drafter.num_speculative_tokens or DEFAULT_K
-
-
-def _note(pairing: "Pairing", *, is_first: bool) -> str:
-    """The drafter's note; the first pairing of a target begins with the target's note."""
-    return f"{pairing.target.note if is_first else ''} {pairing.drafter.note}".strip()
 
 
 def _origin(drafter: "DrafterSpec") -> dict[str, str | None]:

@@ -23,7 +23,7 @@ from specbench.cli.preflight import (
     require_reachable,
 )
 from specbench.errors import DeviceLostError, ExitCode, UsageError
-from specbench.settings import SERVED, DraftSettings, RunSettings, ServerSettings
+from specbench.settings import DraftSettings, RunSettings, ServerSettings
 from specbench.settings.option import choices_of, leaves
 from specbench.settings.words import parse_names
 
@@ -147,7 +147,7 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         known = known_pairings(names, settings.pairings_file, runs_dir, run_folder)
         pairings = known.select(names, methods)
     else:
-        only_servers = set(settings.load.engines) <= set(SERVED)
+        only_servers = not settings.load.in_process
         if settings.machine.threads is not None and only_servers and nodes is None:
             raise UsageError(
                 "--threads is for engines in this process, and for the cores of a --ray worker; "
@@ -257,13 +257,9 @@ def _print_outcome(
 ) -> None:
     from specbench.cli.answer import print_answer, print_documents
     from specbench.report.answers import has_undecided
-    from specbench.report.document import build_document
-    from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import noise_lines, text
 
-    require_measured(run, command)
-    document = build_document(run)
-    paths = write_report([run], [document], TEXTS, run.folder)
+    document, paths = written_report(run, command)
     if as_json:
         print_documents([document])
     else:
@@ -275,6 +271,16 @@ def _print_outcome(
         print_answer(document, paths, seen=seen, is_verbose=is_verbose)
     require_complete(document)
     require_decided(has_undecided(document))
+
+
+def written_report(run: "StoredRun", command: Sequence[str]) -> "tuple[Document, tuple[Path, ...]]":
+    """The analysis of a run that has just ended, and its report; exits as `require_measured`."""
+    from specbench.report.document import build_document
+    from specbench.report.write import TEXTS, write_report
+
+    require_measured(run, command)
+    document = build_document(run)
+    return document, write_report([run], [document], TEXTS, run.folder)
 
 
 def require_measured(run: "StoredRun", command: Sequence[str]) -> None:

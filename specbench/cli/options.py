@@ -11,14 +11,13 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import typer
 
 from specbench.cli.completion import completion_of
+from specbench.doc import Doc, noted
 from specbench.settings.option import (
     Option,
     bare_type,
     choices_of,
-    doc_of,
     field_types,
     is_group,
-    option_of,
 )
 from specbench.settings.words import one_of, parse_names
 
@@ -120,7 +119,7 @@ def _parameters(
 ) -> Iterator[inspect.Parameter]:
     for name, hint, default in inputs:
         kind = bare_type(hint)
-        if (option := option_of(hint)) is not None:
+        if (option := noted(hint, Option)) is not None:
             option = replace(option, shown=shown.get(name, option.shown))
             heading = _heading(kind) if is_group(kind) else panel
             annotation, typed_default = _as_typer(name, kind, option, default, heading)
@@ -129,7 +128,7 @@ def _parameters(
             group_inputs = _inputs_of(hint, default)
             holds_groups = any(is_group(bare_type(inner.hint)) for inner in group_inputs)
             yield from _parameters(group_inputs, shown, None if holds_groups else _heading(hint))
-        elif hasattr(hint, "__metadata__") and doc_of(hint) is None:  # declared with typer.Option
+        elif hasattr(hint, "__metadata__") and not noted(hint, Doc):  # declared with typer.Option
             for declared in hint.__metadata__:
                 declared.autocompletion = declared.autocompletion or completion_of(name)
             yield inspect.Parameter(name, _KEYWORD, default=default, annotation=hint)
@@ -139,7 +138,7 @@ def _values(inputs: list[_Input], arguments: Mapping[str, Any]) -> dict[str, Any
     """The command's parameters, read from typer's arguments; UsageError for a wrong one."""
     values = {}
     for name, hint, default in inputs:
-        if (option := option_of(hint)) is not None:
+        if (option := noted(hint, Option)) is not None:
             values[name] = _value(name, bare_type(hint), option, default, arguments[name])
         elif is_group(hint):
             inner = _values(_inputs_of(hint, default), arguments)

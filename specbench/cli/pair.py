@@ -21,9 +21,9 @@ from specbench.cli.measure import (
     preflight_with_times,
     require_complete,
     require_decided,
-    require_measured,
     require_same_settings,
     run_planned,
+    written_report,
 )
 from specbench.cli.preflight import preflight, require_device_and_out
 from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
@@ -415,9 +415,7 @@ def _measure_gguf(
     from specbench.export.winner import Selection, export_as_measured
     from specbench.inputs.pairing import Pairing
     from specbench.metrics.aggregate import aggregate_run
-    from specbench.report.document import build_document
     from specbench.report.sections import unmeasured_drafters
-    from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import joined
 
     fitting = [Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting]
@@ -427,10 +425,8 @@ def _measure_gguf(
     require_startable(plan.targets)
     command = [settings.command]
     run = run_planned(fitted(plan), call.runs_dir, None, command)
-    require_measured(run, command)
-    measured = build_document(run)
+    measured, paths = written_report(run, command)
     ranked = rank(measured.decisions, measured.cells, (), aggregate_run(run))
-    paths = write_report([run], [measured], TEXTS, run.folder)
     deployment, version = measured_deployment(
         pairings, Selection(engine=LLAMA_CPP), str(run.folder), call.runs_dir
     )
@@ -545,11 +541,8 @@ def _with_types(candidate: "DraftCandidate", types: "Collection[str]") -> "Draft
     from specbench.engines.served.llama_cpp import why_missing
     from specbench.fit.compatibility import finding
 
-    if (reason := why_missing(candidate.drafter.method, types)) is None:
-        return candidate
-    checked = candidate.compatibility
-    findings = (*checked.findings, finding("method", "refused", reason=reason))
-    return replace(candidate, compatibility=replace(checked, findings=findings))
+    reason = why_missing(candidate.drafter.method, types)
+    return candidate.noting(finding("method", "refused", reason=reason)) if reason else candidate
 
 
 def _settings(call: PairOptions, engine: str) -> RunSettings:
@@ -667,14 +660,14 @@ def _with_engines(
 
     if candidate.is_refused:
         return candidate
-    pairing, checked = Pairing(target=target, drafter=candidate.drafter), candidate.compatibility
-    findings = [
-        finding(engine, "warning", reason=note)
-        for engine in EXPORTED
-        for note in vocabulary_notes(engine, pairing, temperature)
-    ]
-    checked = replace(checked, findings=(*checked.findings, *findings))
-    return replace(candidate, compatibility=checked)
+    pairing = Pairing(target=target, drafter=candidate.drafter)
+    return candidate.noting(
+        *(
+            finding(engine, "warning", reason=note)
+            for engine in EXPORTED
+            for note in vocabulary_notes(engine, pairing, temperature)
+        )
+    )
 
 
 def _built(files: "ModelFiles", dtype: str) -> "Weights | None":
@@ -706,9 +699,7 @@ def _measure(
     from specbench.inputs.stored_targets import pairings_of
     from specbench.metrics.aggregate import aggregate_run
     from specbench.records import SpeedupVerdict
-    from specbench.report.document import build_document
     from specbench.report.sections import answer_about
-    from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import answer_text
 
     if not call.as_json:
@@ -733,10 +724,8 @@ def _measure(
         runs_dir, resume = stored.folder.parent, stored.folder.name
     command = _command_words(word, call)
     run = run_planned(plan, runs_dir, resume, command)
-    require_measured(run, command)
-    document = build_document(run)
+    document, paths = written_report(run, command)
     ranked = rank(document.decisions, document.cells, run.forecasts, aggregate_run(run))
-    paths = write_report([run], [document], TEXTS, run.folder)
     from specbench.cli.pair_tables import pair_document, print_ranking
 
     if call.as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from specbench.errors import CompatibilityError, UsageError
-from specbench.settings import BUILTIN, SERVED, MachineSettings, RunSettings
+from specbench.settings import BUILTIN, MachineSettings, RunSettings
 
 if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
@@ -49,14 +49,14 @@ def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> No
     from specbench.fit.candidates import unsupported_reasons
     from specbench.fit.loaded_tensors import asking
 
-    engines = settings.load.engines
-    if settings.decoder.dummy_weights or set(engines) <= set(SERVED):
+    load = settings.load
+    if settings.decoder.dummy_weights or not load.in_process:
         return
-    ignored = () if BUILTIN in engines else ("attention",)
+    ignored = () if BUILTIN in load.engines else ("attention",)
     drafts = settings.draft.adaptive or any(settings.draft.num_speculative_tokens or (1,))
     with asking(partial(typer.echo, err=True)):
         refused = unsupported_reasons(pairings, drafts=drafts, ignored=ignored)
-    if refused and len(refused) == len(pairings) and not set(engines) & set(SERVED):
+    if refused and len(refused) == len(pairings) and not load.served:
         raise CompatibilityError("; ".join(dict.fromkeys(refused.values())))
     for reason in refused.values():
         typer.echo(f"warning: {reason}", err=True)
@@ -64,7 +64,7 @@ def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> No
 
 def require_device_and_out(settings: RunSettings, runs_dir: Path | None) -> None:
     """Raises UsageError for an impossible device, thread count or folder."""
-    if not set(settings.load.engines) <= set(SERVED):
+    if settings.load.in_process:
         require_machine(settings.machine)
     if runs_dir is not None:
         require_writable(runs_dir)
@@ -74,7 +74,7 @@ def require_reachable(plans: "Sequence[TargetPlan]", settings: RunSettings) -> N
     """Raises UsageError for a margin of error that the state of the machine alone exceeds in a run
     over all prompts."""
     wanted, device = settings.effort.precision, settings.machine.device
-    if wanted is None or set(settings.load.engines) <= set(SERVED):
+    if wanted is None or not settings.load.in_process:
         return
     from specbench.probes.gpu import has_gpu_driver
     from specbench.stats.machine_noise import MachineKind, least_margin
@@ -156,7 +156,7 @@ def planned_setups(
     from specbench.cli.hardware import this_machine
     from specbench.fit.memory_plan import DeploymentSpec
 
-    if set(settings.load.engines) <= set(SERVED):
+    if not settings.load.in_process:
         return
     machine = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).setup
     for plan in plans:

@@ -147,7 +147,7 @@ def verify(
             "--time-budget bounds how much is sampled, --num-tokens and --detect set it; use one "
             "of them"
         )
-    if budget is not None and set(settings.load.engines) <= set(SERVED):
+    if budget is not None and not settings.load.in_process:
         raise UsageError(
             "--time-budget limits the engines in this process; for servers use --num-tokens"
         )
@@ -201,9 +201,9 @@ def _collect(
     concurrency: int | None,
 ) -> "list[Evidence]":
     """Evidence about the engines in this process, then about servers, which do not need torch."""
-    engines = set(plan.settings.load.engines)
+    load = plan.settings.load
     evidence: list[Evidence] = []
-    if engines - set(SERVED):
+    if load.in_process:
         from specbench.bench.verification import collect_evidence
 
         evidence += collect_evidence(
@@ -213,7 +213,7 @@ def _collect(
             budget_s=None if num_tokens else budget_s,
             num_rows=concurrency or ROWS,
         )
-    if engines & set(SERVED):
+    if load.served:
         from specbench.bench.served.verification import collect_served_evidence
 
         evidence += collect_served_evidence(

@@ -115,7 +115,9 @@ def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
     at the same K or at the other engine's defaults.
     """
     pairs = (
-        _compare_engines(cell, peer)
+        _compare_with_server(cell, peer)
+        if peer.servers
+        else _compare(cell, peer, against(cell, peer))
         for cell in cells
         for peer in cells
         if cell.key.condition.engine == BUILTIN and _is_same_work(cell.key, peer.key)
@@ -143,13 +145,6 @@ def _is_same_work(key: CellKey, peer: CellKey) -> bool:
     if key.condition.without("engine") != peer.condition.without("engine"):
         return False
     return peer.draft.method == ASSISTED_DEFAULT or key.draft.length == peer.draft.length
-
-
-def _compare_engines(builtin: CellData, peer: CellData) -> SideBySide | None:
-    """The comparison; None if no request finished on both sides."""
-    if peer.servers:
-        return _compare_with_server(builtin, peer)
-    return _compare(builtin, peer, against(builtin, peer))
 
 
 def _compare(cell: CellData, peer: CellData, both: CellData) -> SideBySide | None:
@@ -427,12 +422,14 @@ class BestOf:
 def compare_best_of(cells: Sequence[CellData]) -> tuple[BestOf, ...]:
     """One comparison per cell with several samples; with a cost if single outputs were measured."""
     by_key = {cell.key: cell for cell in cells}
-    comparisons = (_compare_samples(cell, by_key.get(_one_sample(cell.key))) for cell in cells)
+    comparisons = (
+        _compare_samples(
+            cell,
+            by_key.get(replace(cell.key, condition=replace(cell.key.condition, num_samples=1))),
+        )
+        for cell in cells
+    )
     return tuple(comparison for comparison in comparisons if comparison is not None)
-
-
-def _one_sample(key: CellKey) -> CellKey:
-    return replace(key, condition=replace(key.condition, num_samples=1))
 
 
 def _compare_samples(cell: CellData, single: CellData | None) -> BestOf | None:

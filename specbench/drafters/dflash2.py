@@ -17,7 +17,7 @@ from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.dflash import DFlash, DFlashHead
 from specbench.drafters.registry import drafter
-from specbench.files.dflash import CONVOLUTIONS, DFLASH2_ARCHITECTURE, SELECTOR
+from specbench.files.dflash import DFLASH2_ARCHITECTURE, SELECTOR, DFlashStyle, dflash2_shapes
 from specbench.forward.runner import Runner
 from specbench.methods import NEW_BLOCK_SIZE
 from specbench.models.checkpoint import Checkpoint
@@ -152,34 +152,29 @@ class DFlash2(DFlash):
         convolutions change little."""
         made = DFlash.new_checkpoint(config, seed, num_layers=num_layers, block_size=block_size)
         text = config.get_text_config()
-        V, F = text.vocab_size, text.hidden_size
-        deviation: float = made.config["initializer_range"]
         sizes = {
             "conv_kernel_size": _NEW_TAPS,
             "conv_group_size": _NEW_GROUP,
             "selector_rank": _NEW_RANK,
-            "selector_top_k": min(_NEW_CANDIDATES, V),
+            "selector_top_k": min(_NEW_CANDIDATES, text.vocab_size),
         }
         fields = {
             **made.config,
             "architectures": [DFLASH2_ARCHITECTURE],
             "dflash_config": {**made.config["dflash_config"], **sizes},
         }
+        head = replace(made, config=fields)
         generator = torch.Generator("cpu").manual_seed(seed)
-
-        def drawn(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, device="cpu") * deviation
-
-        factors = drawn(V, _NEW_RANK), drawn(V, _NEW_RANK), drawn(_NEW_RANK, F)
-        tensors = dict(zip(SELECTOR, factors, strict=True))
-        for i in range(num_layers):
-            for name in CONVOLUTIONS:
-                kernel_2CF = drawn(2, _NEW_TAPS, F)
+        shapes = dflash2_shapes(DFlashStyle.of(head), text.hidden_size, text.vocab_size)
+        tensors = {
+            name: torch.randn(shape, generator=generator, device="cpu")
+            * fields["initializer_range"]
+            for name, shape in shapes.items()
+        }
+        for name, kernel_2CF in tensors.items():
+            if name.endswith(".base_kernel"):
                 kernel_2CF[:, 0] += 1
-                projection = drawn(2 * _NEW_TAPS * (F // _NEW_GROUP), F)
-                tensors[f"layers.{i}.{name}.base_kernel"] = kernel_2CF
-                tensors[f"layers.{i}.{name}.kernel_projection.weight"] = projection
-        return replace(made, config=fields, tensors={**made.tensors, **tensors})
+        return replace(head, tensors={**made.tensors, **tensors})
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
         """Those of DFlash; `block` also drafts, as at temperature 0."""

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
 from typing import NamedTuple
 
@@ -141,6 +142,9 @@ def winner(
     )
 
 
+_DIFFERING = ("workload", "concurrency", "variant")  # of decisions for one deployment
+
+
 def _select(
     decisions: list[Decision], selection: Selection, cells: Sequence[CellSummary]
 ) -> list[Decision]:
@@ -156,8 +160,8 @@ def _select(
     if not left:
         return []
     left = [d for d in left if d.condition.engine == selection.engine] or left
-    first = _condition_of_all_loads(min(left, key=lambda d: d.condition.order)).without("variant")
-    alike = [d for d in left if _condition_of_all_loads(d).without("variant") == first]
+    shared = min((d.condition for d in left), key=attrgetter("order")).without(*_DIFFERING)
+    alike = [d for d in left if d.condition.without(*_DIFFERING) == shared]
     conditions = {d.condition for d in alike}
     picks = recommend_for([c for c in cells if c.key.condition in conditions], alike, Objective())
     known = [best.key for best in (joint_recommendation(picks), *(p.best for p in picks)) if best]
@@ -226,10 +230,6 @@ def _at_concurrency(
         return None, [*reasons, Kind.NO_SHARED_K() if same else Kind.NO_FIXED_K()]
     k = shared.num_speculative_tokens
     return Tier(concurrency, k), [*reasons, one_k(shared)]
-
-
-def _condition_of_all_loads(decision: Decision) -> Condition:
-    return decision.condition.without("workload", "concurrency")
 
 
 def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:

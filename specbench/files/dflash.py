@@ -40,7 +40,6 @@ SELECTOR = (
     "candidate_selector.successor_codebook",
     "candidate_selector.hidden_projection.weight",
 )
-CONVOLUTIONS = ("attention_conv", "mlp_conv")
 EMBEDDING = "embed_tokens.weight"
 _DFLASH, _SPECULATORS = "dflash_config", "transformer_layer_config"
 _NEEDS = ("target_layer_ids", "mask_token_id", "num_hidden_layers")
@@ -78,7 +77,8 @@ class DFlashStyle:
     def of(cls, files: HeadFiles[Shaped]) -> "DFlashStyle":
         """Read a config; ModelError for missing or wrong fields, and for unsupported variants."""
         given, is_speculators = _fields(files), files.fields.has(SPECULATORS)
-        method = _method(files)
+        names = (files.fields.text(SPECULATORS) or "", *files.fields.texts("architectures"))
+        method = method_of(names) or "dflash"
         _refuse_relatives(files, given, method)
         is_dspark, is_dflash2 = method == "dspark", method == "dflash2"
         needs = _SPECULATORS_NEEDS if is_speculators else _NEEDS
@@ -158,7 +158,7 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget, method: str) -> Fit
         }
         optional = {"lm_head.weight": (D, size), **table_shapes(D, V)}
         if method == "dflash2":
-            shapes |= _dflash2_shapes(style, size, V)
+            shapes |= dflash2_shapes(style, size, V)
         elif method == "dspark":
             optional |= {EMBEDDING: (V, size)}
             rank = style.markov_rank
@@ -190,12 +190,6 @@ def method_of(names: Iterable[str]) -> str | None:
     return next((m for m in _ARCHITECTURES if any(m in name for name in lower)), None)
 
 
-def _method(files: HeadFiles[Shaped]) -> str:
-    """The method that a head is for, by its type or its class."""
-    names = (files.fields.text(SPECULATORS) or "", *files.fields.texts("architectures"))
-    return method_of(names) or "dflash"
-
-
 def _check_dflash2(given: Fields) -> None:
     """Raise ModelError for sizes that do not fit each other, and for what no engine runs."""
     if given.must("hidden_size", 1) % given.must("conv_group_size", 1):
@@ -208,7 +202,7 @@ def _check_dflash2(given: Fields) -> None:
         given.fail("sample_from_anchor", "false for a DFlash 2 head")
 
 
-def _dflash2_shapes(style: DFlashStyle, size: int, V: int) -> dict[str, tuple[int, ...]]:
+def dflash2_shapes(style: DFlashStyle, size: int, V: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors that DFlash 2 adds; its kernels are for before and after a module."""
     taps, rank = style.num_taps, style.selector_rank
     num_kernels = 2 * taps * (size // style.group_size)
@@ -216,7 +210,7 @@ def _dflash2_shapes(style: DFlashStyle, size: int, V: int) -> dict[str, tuple[in
         zip(SELECTOR, ((V, rank), (V, rank), (rank, size)), strict=True)
     )
     for i in range(len(style.windows)):
-        for name in CONVOLUTIONS:
+        for name in ("attention_conv", "mlp_conv"):
             shapes[f"layers.{i}.{name}.base_kernel"] = (2, taps, size)
             shapes[f"layers.{i}.{name}.kernel_projection.weight"] = (num_kernels, size)
     return shapes

@@ -116,13 +116,6 @@ class VocabularyDifference(NamedTuple):
             f"{f' and {more:,} more' if more > 0 else ''}) and cannot draft them"
         )
 
-    @property
-    def examples(self) -> str:
-        """The first three wrong tokens, in words."""
-        return ", ".join(
-            f"{i}: {of!r} against {draft_token!r}" for i, of, draft_token in self.wrong[:3]
-        )
-
 
 def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyDifference:
     """Ids that stand for different tokens, and the target's tokens that the draft model lacks.
@@ -179,9 +172,8 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
 
 def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: VocabularyDifference) -> str:
     """A message with the ids that stand for different tokens, and the methods that still work."""
-    wrong = (
-        f"{len(difference.wrong):,} token ids stand for different tokens ({difference.examples})"
-    )
+    first = ", ".join(f"{i}: {of!r} against {other!r}" for i, of, other in difference.wrong[:3])
+    wrong = f"{len(difference.wrong):,} token ids stand for different tokens ({first})"
     common = common_tokens(target, draft)
     if not common.draft_ids:
         return f"{wrong}; {_ANOTHER}"

@@ -264,6 +264,12 @@ class DraftCandidate:
         """Whether the drafter is not refused, and not known to be too large."""
         return not self.is_refused and (self.plan is None or self.plan.fits is not False)
 
+    def noting(self, *findings: FitFinding) -> "DraftCandidate":
+        """The candidate with these findings added."""
+        checked = self.compatibility
+        findings = (*checked.findings, *findings)
+        return replace(self, compatibility=replace(checked, findings=findings))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateList:
@@ -364,13 +370,10 @@ def _no_target(target: Target, refused: Sequence[str]) -> str:
 def _candidate(
     files: ModelFiles, checked: Compatibility, setup: DeploymentSpec, count: CountWeights | None
 ) -> DraftCandidate:
-    drafter = checked.drafter
-    if checked.level == "refused":
-        return DraftCandidate(compatibility=checked, plan=None)
+    candidate = DraftCandidate(compatibility=checked, plan=None)
+    if candidate.is_refused:
+        return candidate
     try:
-        plan = plan_pair(files, drafter, setup, count)
+        return replace(candidate, plan=plan_pair(files, checked.drafter, setup, count))
     except (ModelError, TypeError, ValueError, LookupError) as error:
-        memory = finding("memory", "refused", reason=why_unreadable(error))
-        refused = Compatibility(drafter=drafter, findings=(*checked.findings, memory))
-        return DraftCandidate(compatibility=refused, plan=None)
-    return DraftCandidate(compatibility=checked, plan=plan)
+        return candidate.noting(finding("memory", "refused", reason=why_unreadable(error)))

@@ -84,8 +84,7 @@ def finding(
     field: str, level: Level, target: object = None, draft: object = None, reason: str = ""
 ) -> FitFinding:
     """A finding whose values are converted to text."""
-    texts = (None if value is None else str(value) for value in (target, draft))
-    of_target, of_draft = texts
+    of_target, of_draft = (None if value is None else str(value) for value in (target, draft))
     return FitFinding(field=field, level=level, target=of_target, draft=of_draft, reason=reason)
 
 

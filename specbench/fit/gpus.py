@@ -16,13 +16,12 @@ class UnknownGpu(UsageError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """Memory and bandwidth of a GPU; `source` is the document that states them. The compute
-    capability is only known of GPUs that emulate bfloat16."""
+    """Memory and bandwidth of a GPU. The compute capability is only known of GPUs that emulate
+    bfloat16."""
 
     name: str
     memory_bytes: int
     bytes_per_s: float | None  # peak; 80 to 90% is reached in practice
-    source: str = "vendor datasheet"
     compute_capability: tuple[int, int] | None = None
 
 

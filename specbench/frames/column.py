@@ -85,7 +85,7 @@ def columns_of(keys: Mapping[str, Key]) -> dict[str, Key]:
             columns[name] = Key(str, replace(doc, is_text=True), _joined(value, str))
         elif key.type in (Several(REASON), tuple[Reason, ...]):
             meaning = f"kinds: {doc.meaning}"
-            columns[name] = Key(str, Doc(meaning, is_text=True), _joined(value, _kind))
+            columns[name] = Key(str, Doc(meaning, is_text=True), _joined(value, attrgetter("kind")))
             words = f"the sentences of `{name}`"
             columns[f"{name}_text"] = Key(str, Doc(words, is_text=True), _joined(value, text))
         else:
@@ -105,7 +105,3 @@ def _joined(get: Callable[[Any], Any], each: Callable[[Any], str]) -> Callable[[
         return None if texts is None else SEPARATOR.join(map(each, texts))
 
     return joined
-
-
-def _kind(reason: Reason) -> str:
-    return reason.kind

@@ -92,7 +92,6 @@ class Snapshot:
 def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapshot:
     """The figures of one run; `names`: only these metrics, of cells that were not imported."""
     run, imported = stored.run, stored.imported
-    keys = [plan.key for plan in run.cells]
     cells = aggregate_run(stored)
     confirmed = aggregate_run(stored, "confirm")
     signs = noise_signs((*cells, *confirmed), device=run.environment.device)
@@ -100,7 +99,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
     noise = tuple(s for s in all_signs(run.busy, signs) if s.kind is not Kind.CLOCKS_LIMITED)
     share = cpu_share((*cells, *confirmed))
     figures = [cell_figures(cell, names) for cell in cells]
-    figures += map(imported_figures, summarize_imported(keys, imported))
+    figures += map(imported_figures, summarize_imported(run.keys, imported))
     measured = {cell.key for cell in figures}
     return Snapshot(
         origins=(
@@ -116,7 +115,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
         ),
         fingerprint=fingerprint_of(run, stored.models, stored.engines, imported, stored.servers),
         cells=tuple(figures),
-        unmeasured=tuple(key for key in keys if key not in measured),
+        unmeasured=tuple(key for key in run.keys if key not in measured),
         is_complete=stored.is_complete,
     )
 

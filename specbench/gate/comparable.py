@@ -72,11 +72,8 @@ def pair_up(
     before = _by_common_axes((cell.key for cell in baseline.cells), ignored)
     after = _by_common_axes(keys, ignored)
     cells = {cell.key: cell for cell in baseline.cells}
-    pairs = tuple(
-        CellPair(cells[key], measured.get(after[common]))
-        for common, key in before.items()
-        if common in after
-    )
+    matched = [(key, after[common]) for common, key in before.items() if common in after]
+    pairs = tuple(CellPair(cells[key], measured.get(match)) for key, match in matched)
     added = tuple(key for common, key in after.items() if common not in before)
     unmatched = () if CELLS in allowed else added
     differing += tuple(
@@ -86,7 +83,6 @@ def pair_up(
             if common not in after
         )
     )
-    matched = ((key, after[common]) for common, key in before.items() if common in after)
     differing += tuple(dict.fromkeys(_allowed_in_keys(matched, allowed)))
     differing += tuple(_other_prompts(pairs, is_complete=candidate.is_complete))
     if not any(d.name == TOKENIZER for d in differing):  # another tokenizer explains other ids

@@ -168,7 +168,10 @@ def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFi
     return CellFigures(
         key=cell.key,
         units=units,
-        num_tokens=tuple(float(n) for n in _tokens(cell, units)),
+        num_tokens=tuple(
+            float(sum(r.num_output_tokens for r in finished(_of_unit(cell, unit).requests)))
+            for unit in units
+        ),
         figures=figures,
         texts=texts_of(cell),
         problems=judge_cell(cell),
@@ -208,12 +211,6 @@ def _units(cell: CellData) -> tuple[str, ...]:
         served = (i for i, each in enumerate(cell.passes) if finished(each.requests))
         return tuple(f"pass {i}" for i in served)
     return tuple(sorted({request.prompt_id for request in cell.finished}))
-
-
-def _tokens(cell: CellData, units: tuple[str, ...]) -> Iterator[int]:
-    for unit in units:
-        requests = finished(_of_unit(cell, unit).requests)
-        yield sum(request.num_output_tokens for request in requests)
 
 
 class _UnitRequests(NamedTuple):

@@ -89,7 +89,7 @@ def fingerprint_of(
     imported: Sequence[ImportedRecord] = (),
     servers: Sequence[ServerRecord] = (),
 ) -> Fingerprint:
-    targets = {plan.key.condition.target for plan in run.cells}
+    targets = {key.condition.target for key in run.keys}
     settings, environment = run.settings, run.environment
     sampling = settings.sampling
     packed = {

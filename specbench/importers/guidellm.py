@@ -56,7 +56,7 @@ def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
     completed, failed = totals.whole("successful"), totals.whole("errored")
     started = benchmark.number("start_time")
     concurrency = strategy.whole("streams") or strategy.whole("max_concurrency")
-    peak = _statistic(metrics, "request_concurrency", "total", "max")
+    peak = _distribution(metrics, "request_concurrency", "total").number("max")
     return ParsedResult(
         engine="openai",
         model=body.text("model") or benchmark.inner("config", "backend").text("model"),
@@ -74,17 +74,13 @@ def read(result: ResultObject, given: ImportOverrides) -> ParsedResult:
         num_failed=failed,
         figures={
             **{name: _rate(metrics, *rate) for name, rate in _RATES.items()},
-            "num_output_tokens": _statistic(
-                metrics, "output_token_count", "successful", "total_sum"
+            "num_output_tokens": _distribution(metrics, "output_token_count", "successful").number(
+                "total_sum"
             ),
             **latencies(lambda name, percent: _seconds(metrics, name, percent), **_LATENCIES),
         },
         requests=_requests(benchmark, completed),
     )
-
-
-def _statistic(metrics: ResultObject, name: str, status: str, statistic: str) -> float | None:
-    return _distribution(metrics, name, status).number(statistic)
 
 
 def _distribution(metrics: ResultObject, name: str, status: str) -> ResultObject:
@@ -94,7 +90,7 @@ def _distribution(metrics: ResultObject, name: str, status: str) -> ResultObject
 
 
 def _rate(metrics: ResultObject, name: str, statuses: Sequence[str]) -> float | None:
-    means = (_statistic(metrics, name, status, "mean") for status in statuses)
+    means = (_distribution(metrics, name, status).number("mean") for status in statuses)
     return next((mean for mean in means if mean is not None), None)
 
 

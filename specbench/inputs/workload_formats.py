@@ -13,7 +13,6 @@ the first answer may resemble, or a list of such texts or nulls, one per turn; t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from specbench.inputs.prompt_rows import (
@@ -166,7 +165,7 @@ def read_prompt(
     *,
     strict: bool,
     field: str | None = None,
-    defaults: Mapping[str, Any] | None = MappingProxyType({}),
+    defaults: Mapping[str, Any] | None,
 ) -> Prompt:
     """The prompt of a row; `strict` refuses keys that our own format does not have.
 

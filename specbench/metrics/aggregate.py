@@ -136,7 +136,7 @@ def _sharing(cells: Iterable[CellData]) -> Iterator[CellData]:
 def aggregate_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[CellData, ...]:
     """The cells of a stored run, with all records about them."""
     return aggregate_cells(
-        [plan.key for plan in stored.run.cells],
+        stored.run.keys,
         stored.blocks,
         memories=stored.memory,
         forwards=stored.forwards,

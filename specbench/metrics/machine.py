@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import fmean, median
 
 import numpy as np
@@ -61,7 +62,10 @@ def noise_signs(
 
 def cpu_share(cells: Iterable[CellData]) -> float | None:
     """CPU seconds of this process per second of K = 0, near 1 on a quiet CPU; None if unknown."""
-    requests = (request for cell in _plain(cells) for request in cell.finished)
+    return _cpu_share(request for cell in _plain(cells) for request in cell.finished)
+
+
+def _cpu_share(requests: Iterable[RequestRecord]) -> float | None:
     timed = [(r.cpu_s, r.total_s) for r in requests if r.cpu_s is not None and r.total_s]
     return sum(cpu for cpu, _ in timed) / sum(total for _, total in timed) if timed else None
 
@@ -91,10 +95,9 @@ def _kind(cell: CellData, plain: Sequence[RequestRecord]) -> MachineKind:
     if not cell.device.startswith("cpu"):
         return MachineKind.GPU
     logs = np.log([s for r in plain if not math.isnan(s := seconds_per_round(r))])
-    timed = [(r.cpu_s, r.total_s) for r in plain if r.cpu_s is not None and r.total_s]
-    share = sum(cpu for cpu, _ in timed) / sum(s for _, s in timed) if timed else 1.0
+    share = _cpu_share(plain)
     is_steady = len(logs) >= MIN_UNITS and logs.std(ddof=1) <= UNSTEADY
-    if share < WAITED:
+    if share is not None and share < WAITED:
         return MachineKind.SHARED_CPU
     return MachineKind.QUIET_CPU if is_steady else MachineKind.UNSTEADY_CPU
 
@@ -121,17 +124,14 @@ def machine_noise(cell: CellData) -> MachineNoise:
     if _is_alone(cell) and not cell.key.condition.overlaps:
         costs = [math.log(seconds_per_round(r)) / SECONDS_PER_RATIO for r in cell.finished]
     elif cell.key.condition.overlaps:
-        seconds = _token_s if cell.key.condition.request_rate is not None else _whole_s
+        is_at_rate = cell.key.condition.request_rate is not None
+        seconds = _token_s if is_at_rate else attrgetter("record.seconds")
         costs = [math.log(seconds(base) / seconds(spec)) for base, spec in cell.pass_pairs]
     else:
         out = stalls(cell).left_out
         pairs = (pair for i, pair in enumerate(cell.pairs) if i not in out)
         costs = [math.log(seconds_per_round(b) / seconds_per_round(s)) for b, s in pairs]
     return machine_prior(cell).with_run([cost for cost in costs if not math.isnan(cost)])
-
-
-def _whole_s(served: Pass) -> float:
-    return served.record.seconds
 
 
 def _token_s(served: Pass) -> float:

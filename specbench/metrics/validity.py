@@ -3,7 +3,7 @@ warnings.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median
 
@@ -26,7 +26,7 @@ from specbench.metrics.cell import (
 from specbench.metrics.pairs import paired_end_to_end, session_log_speeds
 from specbench.metrics.registry import Value
 from specbench.metrics.rounds import num_rounds
-from specbench.metrics.server_facts import RunDifference, is_like_hardware, session_differences
+from specbench.metrics.server_facts import is_like_hardware, session_differences
 from specbench.metrics.speed import saturation
 from specbench.records import (
     DeviceSample,
@@ -137,7 +137,7 @@ def judge_cell(cell: CellData) -> tuple[Reason, ...]:
         *_of_baseline(*filter(None, [cell.baseline_faulty_streams])),
         *filter(None, [cell.client_bound]),
         *_never_drafted(cell),
-        *_unlike_servers(cell),
+        *_differing_servers(cell, is_invalid=True),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
         *_different_clocks_at_cap(cell.finished, base),
@@ -153,7 +153,7 @@ def cell_warnings(cell: CellData) -> tuple[Reason, ...]:
     """Warnings about a cell that is still valid."""
     return (
         *_whole_requests(cell),
-        *_changed_servers(cell),
+        *_differing_servers(cell, is_invalid=False),
         *_power_capped(cell),
         *suspicious_acceptance(acceptance_rate_per_position(cell)),
         *_differing_outputs(cell),
@@ -194,22 +194,13 @@ def _never_drafted(cell: CellData) -> Iterator[Reason]:
         yield Kind.NEVER_DRAFTED(k=cell.k, tokens=tokens, requests=len(cell.finished))
 
 
-def _unlike_servers(cell: CellData) -> Iterator[Reason]:
-    """Facts that seconds depend on, and in which the server differs from that of K = 0."""
+def _differing_servers(cell: CellData, *, is_invalid: bool) -> Iterator[Reason]:
+    """The facts in which the server differs from that of K = 0: the cell is invalid if seconds
+    depend on one of them, else speedups are compared, with a warning."""
     differences = session_differences(cell.baseline_servers, cell.servers)
-    if any(is_like_hardware(difference.name) for difference in differences):
-        yield Kind.SERVERS_UNLIKE(facts=_named(differences))
-
-
-def _changed_servers(cell: CellData) -> Iterator[Reason]:
-    """Other facts in which they differ: speedups are compared, with this warning."""
-    differences = session_differences(cell.baseline_servers, cell.servers)
-    if differences and not any(is_like_hardware(difference.name) for difference in differences):
-        yield Kind.SERVERS_DIFFER(facts=_named(differences))
-
-
-def _named(differences: Iterable[RunDifference]) -> tuple[Reason, ...]:
-    return tuple(Kind.FACT_CHANGED(**difference._asdict()) for difference in differences)
+    if differences and any(is_like_hardware(d.name) for d in differences) is is_invalid:
+        kind = Kind.SERVERS_UNLIKE if is_invalid else Kind.SERVERS_DIFFER
+        yield kind(facts=tuple(Kind.FACT_CHANGED(**d._asdict()) for d in differences))
 
 
 def _throttled_servers(cell: CellData) -> Iterator[Reason]:

@@ -186,7 +186,10 @@ def run_report(document: Document) -> RunReport:
         generations=ReportPart(
             "Round by round", [Paragraph(STEPS_LEGEND), *generations] if generations else []
         ),
-        comparisons=ReportPart("Comparisons", [*_comparisons(document)]),
+        comparisons=ReportPart(
+            "Comparisons",
+            [*comparison_grids(document), *filter(None, [forecast_legend(document)])],
+        ),
         sessions=ReportPart(
             "Sessions",
             [
@@ -201,7 +204,10 @@ def run_report(document: Document) -> RunReport:
             "Acceptance per position, in numbers",
             [g for g in map(position_grid, every) if g],
         ),
-        provenance=ReportPart("Provenance", [*_provenance(document)]),
+        provenance=ReportPart(
+            "Provenance",
+            [Facts(provenance(document)), *filter(None, [model_grid(document)])],
+        ),
         metrics=ReportPart(
             "All metrics",
             [grid for section in every for grid in metric_grids(section)],
@@ -248,16 +254,3 @@ def shown_generations(document: Document) -> tuple[ShownGeneration, ...]:
         if generation is not None:
             shown.append(replace(generation, title=f"{section.title}: {generation.title}"))
     return tuple(shown)
-
-
-def _comparisons(document: Document) -> Iterator[Block]:
-    yield from comparison_grids(document)
-    if legend := forecast_legend(document):
-        yield legend
-
-
-def _provenance(document: Document) -> Iterator[Block]:
-    yield Facts(provenance(document))
-    models = model_grid(document)
-    if models:
-        yield models

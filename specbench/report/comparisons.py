@@ -140,6 +140,7 @@ def adaptive_reasons(document: Document) -> Iterator[Reason]:
     settings = [key.condition.without("variant") for key in groups]
     for setting, (key, rows) in zip(settings, groups.items(), strict=True):
         is_alone = all(row.adaptive.condition.concurrency == 1 for row in rows)
+        favored = () if all(row.is_confirmed for row in rows) else (Kind.FAVORS_FIXED(),)
         yield Kind.ADAPTIVE(
             cell=f"{setting_name(setting, settings)}, {drafter_of(key.source)}",
             scheme=_scheme(key),
@@ -151,15 +152,9 @@ def adaptive_reasons(document: Document) -> Iterator[Reason]:
                 )
                 for row in rows
             ),
-            bound=(*_selection(rows), *_bound(document, rows)),
+            bound=(*favored, *_bound(document, rows)),
             rule=key.draft.lossy,
         )
-
-
-def _selection(rows: Sequence[AdaptiveComparison]) -> Iterator[Reason]:
-    """That the fixed K is favored, if a row is not of the confirmation run."""
-    if not all(row.is_confirmed for row in rows):
-        yield Kind.FAVORS_FIXED()
 
 
 def _bound(document: Document, rows: Sequence[AdaptiveComparison]) -> Iterator[Reason]:

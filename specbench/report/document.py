@@ -153,12 +153,12 @@ def build_document(stored: StoredRun) -> Document:
     confirmation = aggregate_run(stored, "confirm")
     cells = summarize(explored)
     confirmed = {cell.key: cell for cell in summarize(confirmation)}
-    imported = summarize_imported(
-        [plan.key for plan in stored.run.cells], stored.imported, stored.run.settings.load.slo
-    )
+    keys = stored.run.keys
+    imported = summarize_imported(keys, stored.imported, stored.run.settings.load.slo)
     measured = {cell.key for cell in (*cells, *imported)}
-    unmeasured = [plan.key for plan in stored.run.cells if plan.key not in measured]
-    missing = tuple(key for key in unmeasured if not is_left_out(key, stored.forecasts))
+    missing = tuple(
+        key for key in keys if key not in measured and not is_left_out(key, stored.forecasts)
+    )
     has_budget = stored.run.settings.effort.budget_s is not None
     choices = list(
         map(choose, by_question((*cells, *(c for c in imported if c.speedup or not c.valid))))

@@ -145,13 +145,8 @@ def _adaptive(check: CheckedForecast) -> Iterator[Reason]:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.DRAFTS_BY_ROUNDS(),))
     elif not record.num_prompts:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.NO_TRACES(),))
-    is_faster = auto is not None and auto.valid and not auto.is_undecided
-    if (
-        auto is not None
-        and is_faster
-        and bound is not None
-        and auto.best_fixed.draft.k == record.best
-    ):
+    is_shown = auto is not None and auto.valid and not auto.is_undecided
+    if auto and bound and is_shown and auto.best_fixed.draft.k == record.best:
         gains = auto.decode.estimate - 1, bound.hindsight.estimate - 1
         if min(gains) > 0:
             yield Kind.AUTO_REACHES(share=gains[0] / gains[1])

@@ -66,13 +66,10 @@ def _drafter_name(cell: CellSummary) -> str:
     return drafter_of(key.source)
 
 
-def _is_tree(cell: CellSummary) -> bool:
-    nodes = number_of(cell.metrics, "num_draft_nodes")
-    return nodes is not None and nodes > cell.key.draft.k
-
-
 def _rate(cell: CellSummary, *, is_tree: bool) -> float | None:
-    return number_of(cell.metrics, "acceptance_rate") if _is_tree(cell) is is_tree else None
+    nodes = number_of(cell.metrics, "num_draft_nodes")
+    has_tree = nodes is not None and nodes > cell.key.draft.k
+    return number_of(cell.metrics, "acceptance_rate") if has_tree is is_tree else None
 
 
 def _metric(name: str, label: str) -> Key:

@@ -49,7 +49,7 @@ def pictures(document: Document) -> Pictures:
     """Draws the charts of a run."""
     settings = by_setting(sections(document))
     # In the order of the plan, so that a label has the same color in every run.
-    styles = series_styles(plan.key.source for plan in document.run.cells if plan.key.draft.k > 0)
+    styles = series_styles(key.source for key in document.run.keys if key.draft.k > 0)
     at_lowest = _at_lowest_concurrency(settings)
     with drawing():
         speedups = _known(speedup_chart(group, styles) for group in settings)

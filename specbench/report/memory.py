@@ -98,9 +98,12 @@ def tokens_left(document: Document, key: CellKey) -> int | None:
 def need(record: MemoryRecord, context: int) -> MemoryNeed:
     """The memory that `record` needs for one request of `context` tokens.
 
-    The peak is of a short pass, so the KV cache of the whole context is added to it.
+    The peak is of a short pass, so the KV cache of the whole context is added to it. It is that of
+    torch's tensors, or else of the process.
     """
-    peak = _peak_bytes(record)
+    peak = record.peak_allocated_bytes
+    if peak is None:
+        peak = record.process_peak_bytes
     return MemoryNeed(
         weights=record.weights_bytes,
         kv_cache=record.kv_bytes_per_token * context,
@@ -158,13 +161,6 @@ def memory_legend(document: Document) -> str:
         f"KV cache: computed, for one request of {longest}, the longest of this run. "
         f"{EVERYTHING_ELSE} Together: the sum of these three. Speculation costs: {costs}."
     )
-
-
-def _peak_bytes(record: MemoryRecord) -> int | None:
-    """The peak of torch's tensors, or else of the process."""
-    if record.peak_allocated_bytes is not None:
-        return record.peak_allocated_bytes
-    return record.process_peak_bytes
 
 
 def _owner(record: MemoryRecord) -> str:

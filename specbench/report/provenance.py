@@ -1,6 +1,7 @@
 """A run as a whole: its question, its setup and its provenance."""
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from specbench.words.table import Table, labeled
 
 def question(document: Document) -> str:
     """The title of a report: the question of the run."""
-    targets = listed(list(dict.fromkeys(plan.key.condition.target for plan in document.run.cells)))
+    targets = listed(list(dict.fromkeys(key.condition.target for key in document.run.keys)))
     processor = document.run.environment.processor
     on_device = f" on {processor}" if processor else ""
     return f"Does speculative decoding make {targets} faster{on_device}?"
@@ -23,34 +24,27 @@ def question(document: Document) -> str:
 
 def setup(document: Document) -> str:
     """Models, settings and machine in one line, which qualifies every headline."""
-    keys = [plan.key for plan in document.run.cells]
-    drafting = (key for key in keys if key.draft.k > 0)
-    drafters = list(dict.fromkeys(key.draft.marked(key.pairing) for key in drafting))
-    workloads = list(dict.fromkeys(key.condition.workload_label for key in keys))
-    temperatures = [f"{t:g}" for t in dict.fromkeys(key.condition.temperature for key in keys)]
-    requests = list(dict.fromkeys(key.condition.requests for key in keys))
-    contexts = list(
-        dict.fromkeys(
-            f"{key.condition.context:,}" for key in keys if key.condition.context is not None
-        )
-    )
+    keys = document.run.keys
+
+    def each(words: Iterable[str]) -> str:
+        distinct = list(dict.fromkeys(words))
+        return listed(distinct) if distinct else ""
+
+    conditions = [key.condition for key in keys]
+    drafters = each(key.draft.marked(key.pairing) for key in keys if key.draft.k > 0)
+    workloads = each(at.workload_label for at in conditions)
+    contexts = each(f"{at.context:,}" for at in conditions if at.context is not None)
     variants = document.run.settings.servers.variants or {}
     machine = document.run.environment
     return "; ".join(
         (
-            f"{listed(drafters)} on {listed(workloads)}" if drafters else listed(workloads),
+            f"{drafters} on {workloads}" if drafters else workloads,
             f"K={lengths([key.draft.length for key in keys])}",
-            f"temperature {listed(temperatures)}",
-            listed(requests),
-            *([f"{listed(contexts)} tokens of context"] if contexts else []),
+            f"temperature {each(f'{at.temperature:g}' for at in conditions)}",
+            each(at.requests for at in conditions),
+            *([f"{contexts} tokens of context"] if contexts else []),
             *([f"variants {listed(list(variants))}"] if variants else []),
-            listed(
-                list(
-                    dict.fromkeys(
-                        f"{key.condition.dtype}, {key.condition.engine} engine" for key in keys
-                    )
-                )
-            ),
+            each(f"{at.dtype}, {at.engine} engine" for at in conditions),
             _processor(machine),
             _prompts(document),
             machine.created_at[:10],
@@ -99,6 +93,7 @@ def provenance(document: Document) -> tuple[FactLine, ...]:
     """Run, command, versions, machine, settings and texts, without unknown values."""
     run, machine, settings = document.run, document.run.environment, document.run.settings
     gpu_memory, decoder = machine.gpu_memory_bytes, settings.decoder
+    num_cores = machine.num_cpu_cores
     commit = f"commit {machine.git_commit[:_SHOWN_DIGITS]}" if machine.git_commit else None
     is_measured = settings.command != "import"
     facts = (
@@ -109,7 +104,7 @@ def provenance(document: Document) -> tuple[FactLine, ...]:
         ("python", machine.python),
         ("packages", ", ".join(f"{name} {v}" for name, v in machine.packages.items())),
         ("platform", machine.platform),
-        ("CPU", _joined(machine.cpu or None, _cores(machine.num_cpu_cores))),
+        ("CPU", _joined(machine.cpu, plural(num_cores, "core") if num_cores else None)),
         ("threads", None if machine.threads is None else str(machine.threads)),
         ("device", machine.device),
         ("GPU", _joined(machine.gpu, measured(gpu_memory, "bytes") if gpu_memory else None)),
@@ -217,7 +212,3 @@ def _captures(record: EngineRecord) -> str | None:
 
 def _joined(*parts: str | None) -> str:
     return ", ".join(filter(None, parts))
-
-
-def _cores(count: int | None) -> str | None:
-    return None if count is None else plural(count, "core")

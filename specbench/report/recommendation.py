@@ -116,7 +116,7 @@ def without_recommendation(
         if cell.valid and cell.key.is_baseline and cell.key.condition.workload in names
     }
     with_cells = {_across_loads(cell.key) for cell in document.cells}
-    planned = dict.fromkeys(_across_loads(plan.key) for plan in document.run.cells)
+    planned = dict.fromkeys(_across_loads(key) for key in document.run.keys)
     return {
         setting_name(at, planned): (
             Kind.NO_VALID_BASELINE() if at in with_cells else Kind.UNANSWERED()
@@ -242,14 +242,12 @@ def _contender(document: Document, pick: Recommendation) -> tuple[Interval, Deci
     """The most promising decision at the setting of a recommended K = 0, with the speedup that it
     is about: an undecided one first, then one of a valid cell, then the highest estimate.
     """
-    if pick.best is None or pick.best.key.draft.k:
-        return None
     first_pass = {cell.key: cell for cell in document.cells}
     baselines = []
     for decision in document.decisions:
         cell = first_pass.get(decision.leader)
         speedup = decision.decided_by or (cell and cell.speedup)
-        if not decision.draft.k and decision.condition == pick.best.key.condition and speedup:
+        if not decision.draft.k and decision.condition == _plain_setting(pick) and speedup:
             is_open = decision.verdict is SpeedupVerdict.UNDECIDED
             is_valid = cell is not None and cell.valid
             baselines.append(((is_open, is_valid, speedup.estimate), speedup, decision))
@@ -270,21 +268,23 @@ def is_undecided(document: Document, pick: Recommendation) -> bool:
 
 def _unmeasured(document: Document, pick: Recommendation) -> tuple[str, ...]:
     """The drafters without a measurement at the setting of a recommended K = 0."""
-    if pick.best is None or pick.best.key.draft.k:
-        return ()
-    return unmeasured_drafters(document, pick.best.key.condition)
+    setting = _plain_setting(pick)
+    return unmeasured_drafters(document, setting) if setting else ()
 
 
 def no_valid_speculative_run(document: Document, pick: Recommendation) -> bool:
     """Whether K = 0 was chosen because no valid cell with drafts can be compared with it."""
-    if pick.best is None or pick.best.key.draft.k:
-        return False
-    setting = pick.best.key.condition
-    return not any(
+    setting = _plain_setting(pick)
+    return setting is not None and not any(
         cell.key.draft.k and cell.valid and cell.speedup is not None
         for cell in document.cells
         if cell.key.condition == setting
     )
+
+
+def _plain_setting(pick: Recommendation) -> Condition | None:
+    """The setting of a recommended K = 0."""
+    return pick.best.key.condition if pick.best and not pick.best.key.draft.k else None
 
 
 def _not_valid(document: Document, plain: CellKey) -> Iterator[Reason]:
@@ -398,7 +398,7 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
     """The concurrency up to which each pairing is faster."""
     for crossover in crossovers:
         key, points, stop = crossover.key, crossover.points, crossover.concurrency
-        if key.condition.without("concurrency", "variant") != pick.condition:
+        if _across_loads(key) != pick.condition:
             continue
         known = crossover.with_interval
         if stop is not None and stop > known[0]:

@@ -8,7 +8,6 @@ from specbench.decide.recommend import lower_bound
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import CellKey, CellSummary, Condition, Decision, Reason, SpeedupVerdict
 from specbench.report.document import Document
-from specbench.settings import SERVED
 
 _PER_POSITION = "acceptance_rate_per_position"
 
@@ -83,7 +82,7 @@ class Section:
 
 def sections(document: Document) -> tuple[Section, ...]:
     """One section per planned condition, in the order of the plan."""
-    planned = [plan.key for plan in document.run.cells]
+    planned = document.run.keys
     conditions = tuple(dict.fromkeys(key.condition for key in planned))
     labels = {(k.condition.target, k.source) for k in planned if k.draft.k > 0}
     return tuple(
@@ -96,7 +95,7 @@ def _section(
     document: Document, condition: Condition, conditions: Collection[Condition], num_labels: int
 ) -> Section:
     cells = [cell for cell in document.cells if cell.key.condition == condition]
-    planned = [plan.key for plan in document.run.cells if plan.key.condition == condition]
+    planned = [key for key in document.run.keys if key.condition == condition]
     return Section(
         condition=condition,
         title=setting_name(condition, conditions),
@@ -124,7 +123,7 @@ def answer_about(
 ) -> tuple[SpeedupVerdict, tuple[Reason, ...]]:
     """The answer of a run that ranks drafters, which is open while one was not measured."""
     settings = document.run.settings
-    raced = settings.effort.budget_s is not None and set(settings.load.engines) & set(SERVED)
+    raced = settings.effort.budget_s is not None and settings.load.served
     return answer_of(
         ranked,
         lacks_drafters=bool(unmeasured_drafters(document)),

@@ -10,7 +10,7 @@ from specbench.methods import METHODS
 from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.memory import least_kv_tokens
 from specbench.metrics.server_facts import DRAFT_FIELDS, session_differences
-from specbench.records import NO_DRAFTER, CellKey, Kind, Reason, ServerRecord, acceptance_rule
+from specbench.records import NO_DRAFTER, Kind, Reason, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.runs import resume_command
 from specbench.words.numbers import plural
@@ -106,17 +106,13 @@ _COLUMNS = (
 
 def sessions_grid(document: Document) -> Table | None:
     """One row per engine and K; None without a serving engine."""
-    groups, usable = _by_deployment(document.servers), usable_sessions(document.servers)
+    groups = _groups(document)
     if not groups:
         return None
-
-    def sound(group: Iterable[ServerRecord]) -> list[ServerRecord]:
-        return [server for server in group if server.session in usable]
-
     return Table(
         title="Sessions",
         columns=_COLUMNS,
-        records=[_Group(g, sound(g), sound(_plain(g, groups))) for g in groups],
+        records=groups,
         num_names=2,
         brief=range(9),
         has_title=False,
@@ -128,14 +124,10 @@ _READ = ("K", "drafting", "prefix cache", "counters")
 
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
     """Version, settings and command of each engine, and its acceptance rule."""
-    usable = usable_sessions(document.servers)
-    groups = _by_deployment(document.servers)
-    for group in groups:
-        sound = [server for server in group if server.session in usable]
+    for every, sound, plain in _groups(document):
         if not sound:
             continue
-        first, name = sound[0], f"{_engine(group[0])}, K={group[0].num_speculative_tokens}"
-        plain = [server for server in _plain(group, groups) if server.session in usable]
+        first, name = sound[0], f"{_engine(sound[0])}, K={sound[0].num_speculative_tokens}"
         if differences := session_differences(plain, sound):
             differing = (f"{d.name} {d.candidate}, at K=0 {d.baseline}" for d in differences)
             yield f"{name}, besides K", "; ".join(differing)
@@ -143,7 +135,7 @@ def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
             facts = (f"{fact} {first.read_at.get(fact, 'unknown')}" for fact in _READ)
             yield f"{name}, facts read at", ", ".join(facts)
         if not first.num_speculative_tokens:
-            versions = dict.fromkeys(server.version for server in group if server.version)
+            versions = dict.fromkeys(server.version for server in every if server.version)
             yield f"{_engine(first)}, version", ", ".join(versions)
             settings = (f"{name} {value}" for name, value in first.settings.items())
             yield f"{_engine(first)}, settings", ", ".join(settings)
@@ -171,7 +163,11 @@ def acceptance_rules(document: Document) -> Iterator[tuple[str, str]]:
     for cell in document.cells:
         engine = cell.key.condition.engine
         if cell.key.draft.k and not any(s.engine == engine for s in document.servers):
-            rules.setdefault(engine, {})[_local_rule(cell.key)] = None
+            # The methods of other engines, which METHODS lacks, sample their drafts.
+            method, lossy = METHODS.get(cell.key.draft.method), cell.key.draft.lossy
+            draws = method is None or method.draws
+            rule = acceptance_rule(lossy, cell.key.condition.temperature, draws=draws)
+            rules.setdefault(engine, {})[rule] = None
     for engine, names in rules.items():
         yield f"acceptance rule of {engine}", "; ".join(names)
 
@@ -225,23 +221,18 @@ def lost_line(document: Document) -> str | None:
     )
 
 
-def _by_deployment(servers: Iterable[ServerRecord]) -> list[list[ServerRecord]]:
+def _groups(document: Document) -> list[_Group]:
     """The sessions of each target, engine, drafter, K and variant, in the order of their first
     session.
     """
-    groups: dict[tuple[object, ...], list[ServerRecord]] = {}
-    for server in servers:
+    usable = usable_sessions(document.servers)
+    groups: dict[tuple[str, str, int], list[ServerRecord]] = {}
+    for server in document.servers:
         at = (_engine(server), server.drafter, server.num_speculative_tokens)
         groups.setdefault(at, []).append(server)
-    return list(groups.values())
-
-
-def _plain(
-    group: Sequence[ServerRecord], groups: Iterable[list[ServerRecord]]
-) -> list[ServerRecord]:
-    """The sessions without speculation of a group's target, engine and variant."""
-    at = _engine(group[0])
-    return next((g for g in groups if _engine(g[0]) == at and not g[0].num_speculative_tokens), [])
+    sound = {at: [s for s in group if s.session in usable] for at, group in groups.items()}
+    plain = {engine: some for (engine, _, k), some in sound.items() if not k}
+    return [_Group(g, sound[at], plain.get(at[0], [])) for at, g in groups.items()]
 
 
 def _engine(server: ServerRecord) -> str:
@@ -258,11 +249,3 @@ def _is_best(document: Document, server: ServerRecord) -> bool:
         for d in document.decisions
         if d.draft.k
     )
-
-
-def _local_rule(key: CellKey) -> str:
-    """The acceptance rule of an engine in this process."""
-    # The methods of other engines, which METHODS lacks, sample their drafts.
-    method = METHODS.get(key.draft.method)
-    draws = method is None or method.draws
-    return acceptance_rule(key.draft.lossy, key.condition.temperature, draws=draws)

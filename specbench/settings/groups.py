@@ -358,6 +358,16 @@ class LoadSettings:
         ),
     ] = ()
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The engines that run as servers."""
+        return tuple(name for name in self.engines if name in SERVED)
+
+    @property
+    def in_process(self) -> tuple[str, ...]:
+        """The engines in this process."""
+        return tuple(name for name in self.engines if name not in SERVED)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastSettings:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args, get_origin, get_type_hints
 
-from specbench.doc import Doc
+from specbench.doc import Doc, noted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,16 +40,6 @@ class Leaf(NamedTuple):
     doc: Doc  # of the field, or else the help of the option
 
 
-def option_of(hint: Any) -> Option | None:
-    """The option in the Annotated[] of a type; None if the value cannot be typed."""
-    return next((o for o in getattr(hint, "__metadata__", ()) if isinstance(o, Option)), None)
-
-
-def doc_of(hint: Any) -> Doc | None:
-    """The meaning in the Annotated[] of a type."""
-    return next((doc for doc in getattr(hint, "__metadata__", ()) if isinstance(doc, Doc)), None)
-
-
 def bare_type(hint: Any) -> Any:
     """The type without its Annotated[]."""
     return getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
@@ -76,7 +66,7 @@ def leaves(group: type, option: Option | None = None) -> Iterator[Leaf]:
     """Every value, in the order of help."""
     hints = field_types(group)
     for field in fields(group):
-        nearest = option_of(hints[field.name]) or option
+        nearest = noted(hints[field.name], Option) or option
         kind = bare_type(hints[field.name])
         if is_group(kind):
             yield from leaves(kind, nearest)
@@ -87,7 +77,7 @@ def leaves(group: type, option: Option | None = None) -> Iterator[Leaf]:
 
 def _doc(hint: Any, field: str, option: Option | None) -> Doc:
     """The meaning of a field, or the option's help; the unit and the bounds are the option's."""
-    doc = doc_of(hint) or Doc("")
+    doc = noted(hint, Doc) or Doc("")
     if option is None:
         return doc
     typed = field if option.is_argument else option.names_of(field)[0]

@@ -87,14 +87,7 @@ def nearest(word: str, allowed: Collection[str]) -> str:
 
 def parse_names(option: str, text: str, allowed: Collection[str]) -> tuple[str, ...]:
     """A comma-separated choice of `allowed`, each once, in any spelling."""
-    by_spelling = {spelling(name): name for name in allowed}
-    words = (part.strip() for part in text.split(","))
-    names = tuple(dict.fromkeys(by_spelling.get(spelling(word), word) for word in words))
-    for name in names:
-        if name not in allowed:
-            close = nearest(name, allowed) or ":"
-            raise UsageError(f"{option} {name!r}{close} choose from {', '.join(allowed)}")
-    return names
+    return tuple(dict.fromkeys(one_of(option, part.strip(), *allowed) for part in text.split(",")))
 
 
 def workload_named(word: str, known: Collection[str]) -> str:

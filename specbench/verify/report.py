@@ -252,19 +252,12 @@ def _at_every_temperature(findings: Sequence[Finding]) -> Iterator[Reason]:
         yield _in_setting(worst, (*reasons, *_greedy([worst], ties=False)))
 
 
-def _num_matching(finding: Finding) -> int:
-    """The number of greedy texts that equal the expected ones."""
-    return round((finding.match_rate or 0.0) * (finding.num_prompts or 0))
-
-
 def _greedy(findings: Sequence[Finding], *, ties: bool = True) -> Iterator[Reason]:
     """How many greedy answers are the expected ones, and unless `ties` is false why not all."""
     greedy = [f for f in findings if f.match_rate is not None]
     if greedy:
-        num_prompts, matching = (
-            sum(f.num_prompts or 0 for f in greedy),
-            sum(map(_num_matching, greedy)),
-        )
+        num_prompts = sum(f.num_prompts or 0 for f in greedy)
+        matching = sum(round((f.match_rate or 0.0) * (f.num_prompts or 0)) for f in greedy)
         kind = Kind.GREEDY_IS_BEST if _is_baseline(greedy[0]) else Kind.GREEDY_EQUALS
         yield kind(matching=matching, answers=num_prompts)
         if ties and matching < num_prompts:

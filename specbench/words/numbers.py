@@ -136,10 +136,6 @@ def _per_second(value: float) -> str:
     return f"{value:,.{2 if value < 10 else 1}f}"
 
 
-def _milliseconds(seconds: float) -> str:
-    return significant(seconds * 1e3)
-
-
 def _signed(value: Interval) -> str:
     if value.low is None or value.high is None:
         return f"{value.estimate:+.3f}"
@@ -158,7 +154,7 @@ _FORMS: Mapping[str, Callable[[float], str]] = {
     "requests/s": _per_second,
     "tokens/round": "{:.2f}".format,
     "tokens/request": "{:.1f}".format,
-    "s": _milliseconds,
+    "s": lambda seconds: significant(seconds * 1e3),
     "fraction": "{:.0%}".format,
     "x": "{:.2f}x".format,
     "J/token": significant,

@@ -5,7 +5,7 @@ decides which cycle of a target and engine comes next, including the confirmatio
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -56,7 +56,6 @@ from specbench.stats.crossed import (
     FEWEST_PLANNED,
     MIN_CYCLES,
     MOST_PLANNED,
-    SessionNoise,
     cycles_needed,
 )
 from specbench.words.answers import text
@@ -158,8 +157,8 @@ class CycleRun:
 
     def _read_models(self) -> None:
         """Read the models into the system's page cache, so that all server starts are alike."""
-        models = [self._plan.target.model, *(p.drafter.model for p in self._plan.pairings)]
-        for folder in dict.fromkeys(m.folder for m in models if m is not None and m.folder):
+        models = (model for pairing in self._plan.pairings for model in pairing.models)
+        for folder in dict.fromkeys(model.folder for model in models if model.folder):
             with suppress(ModelError):  # the engine then reports the error
                 read_once(folder)
 
@@ -427,10 +426,12 @@ class ServedRun:
             has_choice = len(starts_of(self._cells)) > 1
             is_over = has_choice and len(starts_of(self._racing(MIN_CYCLES, num_running))) == 1
             return MIN_CYCLES if is_over else MOST_PLANNED
-        noises = list(_noises(self._gathered()))
+        cells = self._gathered()
+        sound = (noise_of_sessions(cell) for cell in cells if not cell.client_bound)
+        noises = [noise for noise in sound if noise is not None]
         if not noises:
             return FEWEST_PLANNED
-        num_bound = max(cell.num_bound_cycles for cell in self._gathered())
+        num_bound = max(cell.num_bound_cycles for cell in cells)
         return min((cycles_needed(noises, EFFECT) or MOST_PLANNED) + num_bound, MOST_PLANNED)
 
     def _find_winners(self) -> tuple[Cell, ...]:
@@ -479,10 +480,3 @@ class ServedRun:
         slo = self.plan.settings.load.slo
         device = stored.run.environment.device
         return aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo, device=device)
-
-
-def _noises(cells: Iterable[CellData]) -> Iterator[SessionNoise]:
-    for cell in cells:
-        noise = None if cell.client_bound else noise_of_sessions(cell)
-        if noise is not None:
-            yield noise

@@ -290,11 +290,10 @@ class ManagedServers:
         pairings, drafter = self._plan.pairings, session.draft.drafter
         return next((p for p in pairings if p.drafter.name == drafter), pairings[0])
 
-    def _models(self, session: Session) -> list[ModelSpec]:
+    def _models(self, session: Session) -> tuple[ModelSpec, ...]:
         """The target's model and, with speculation, the drafter's if it has one."""
         pairing = self._pairing(session)
-        models = (pairing.target.model, pairing.drafter.model if session.draft.k else None)
-        return [model for model in models if model is not None]
+        return pairing.models if session.draft.k else (pairing.target.model,)
 
 
 def _besides_k(session: Session) -> _BesidesK:

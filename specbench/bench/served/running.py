@@ -37,7 +37,7 @@ from specbench.servers.metrics_page import Counters
 from specbench.servers.process import LOOPBACK, ServerProcess
 from specbench.servers.response import StreamedResponse
 from specbench.servers.traffic import Traffic, send_all
-from specbench.settings import SERVED, RunSettings
+from specbench.settings import RunSettings
 from specbench.stats.summaries import median_of
 
 WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # not in any workload
@@ -245,7 +245,7 @@ def running_servers(settings: RunSettings, target: Target) -> tuple[RunningServe
     urls = settings.servers.base_urls
     if not urls:
         return ()
-    engine = next(name for name in settings.load.engines if name in SERVED)
+    engine, *_ = settings.load.served
     names = ModelNames.of(target, settings.servers.served_model_name)
     try:
         servers = asyncio.run(describe_servers(engine, urls, names))

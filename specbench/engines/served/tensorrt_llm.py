@@ -258,19 +258,16 @@ def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
         config["max_matching_ngram_size"] = deployment.setting("max_ngram")
         config["is_use_oldest"] = False  # specbench takes the newest match
     if deployment.is_tiered:
-        config["draft_len_schedule"] = _schedule(deployment, release)
+        is_by_last, ranges = release >= _REVERSED, deployment.ranges
+        config["draft_len_schedule"] = {
+            last if is_by_last else first: k for first, last, k in ranges if last is not None
+        }
     if method in _ONE_MODEL and deployment.temperature > 0 and release < _REVERSED:
         config["allow_advanced_sampling"] = True  # without it these two sample greedily
     settings: dict[str, Any] = {"speculative_config": config}
     if method in ("ngram", "draft_model"):
         settings["disable_overlap_scheduler"] = True
     return settings
-
-
-def _schedule(deployment: Deployment, release: Release) -> dict[int, int]:
-    is_by_last = release >= _REVERSED
-    ranges = deployment.ranges
-    return {last if is_by_last else first: k for first, last, k in ranges if last is not None}
 
 
 def _has_schedule(deployment: Deployment, release: Release) -> bool:
