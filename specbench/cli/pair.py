@@ -443,7 +443,10 @@ def _measure_gguf(
     else:
         print_ranking(ranked, measured, paths)
         if is_undecided:
-            typer.echo(f"{joined(made.basis)}; a longer --time-budget may decide")
+            # Time helps no cell that is invalid, such as one that the client limits.
+            can_win = any(cell.valid for cell in measured.cells if cell.key.draft.k)
+            advice = "; a longer --time-budget may decide" if can_win or is_open else ""
+            typer.echo(f"{joined(made.basis)}{advice}")
         else:
             choice = deployment.pairing.drafter.name if deployment.k else "do not speculate"
             typer.echo(f"{choice}: {joined(made.basis)}")
