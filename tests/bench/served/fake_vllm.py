@@ -35,6 +35,7 @@ class Engine:
 
     def __init__(self, k: int, fault: str = "") -> None:
         self.k, self.fault = k, fault
+        self.slowdown = 1.0  # of all rounds
         self.version = "0.32.0"
         self.num_to_refuse = 0  # the next requests
         self.refuses_measured = False  # without warm-up requests
@@ -70,7 +71,7 @@ class Engine:
         yield {"choices": [{"delta": {"content": f"{self.word}0 "}, "token_ids": ids[:1]}]}
         done = 1
         with self.lock:
-            slowdown = 1.5**self.num_slow
+            slowdown = self.slowdown * 1.5**self.num_slow
             self.num_slow = max(0, self.num_slow - 1)
         for num_accepted in accepted:
             time.sleep((ROUND_S + k * DRAFT_S) * slowdown)
@@ -215,6 +216,7 @@ def main() -> None:
         sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.")
     config = option("--speculative-config")
     Handler.engine = Engine(json.loads(config)["num_speculative_tokens"] if config else 0, fault)
+    Handler.engine.slowdown = options.get("slowdown", 1.0)
     http = ThreadingHTTPServer((option("--host"), int(option("--port"))), Handler)
     http.daemon_threads = True
     http.serve_forever()

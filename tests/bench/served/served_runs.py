@@ -104,9 +104,12 @@ def measured(
         )
 
 
-def fake(monkeypatch: Any, folder: Path, faults: dict[int, str] | None = None) -> None:
+def fake(
+    monkeypatch: Any, folder: Path, faults: dict[int, str] | None = None, slowdown: float = 1.0
+) -> None:
     """Set the behavior of the started servers; `faults` by start, from 1."""
     options = {
+        "slowdown": slowdown,
         "state": str(folder / "starts"),
         "faults": {str(n): f for n, f in (faults or {}).items()},
     }
