@@ -44,36 +44,6 @@ Three things to do next:
 specbench --help lists every command."""
 
 
-# Options that were renamed before 0.1.0, each with its new names.
-_RENAMED = {
-    "--acceptance": ("--simulate-acceptance",),
-    "--budget": ("--time-budget",),
-    "--catalogue": ("--published",),
-    "--context": ("--prompt-tokens", "--plan-context"),
-    "--costs": ("--step-times",),
-    "--cycles": ("--restart-cycles",),
-    "--drafts": ("--draft",),
-    "--exhaustive": ("--validate-forecast",),
-    "--force": ("--skip-memory-check",),
-    "--forward": ("--model-impl",),
-    "--gpus-per-cell": ("--gpus-per-task",),
-    "--graph": ("--cuda-graph",),
-    "--in": ("--search-dir",),
-    "--kernels": ("--attention-backend",),
-    "--launch": ("--engine-command",),
-    "--measure": ("--measure-top",),
-    "--out": ("--runs-dir", "--output"),
-    "--pairings": ("--config",),
-    "--precision": ("--margin-of-error", "--detect"),
-    "--prefix-cache": ("--enable-prefix-caching",),
-    "--prompts": ("--num-prompts", "--workload"),
-    "--runs": ("--runs-dir",),
-    "--samples": ("--best-of",),
-    "--start-timeout": ("--startup-timeout",),
-    "--to": ("--output",),
-    "--tokens": ("--num-tokens",),
-    "--write": ("--output",),
-}
 _WITH_RARE = ("run", "sweep-k", "verify")  # their --help omits rare options and those of servers
 _OF_SERVERS = {
     name
@@ -117,8 +87,7 @@ class GroupedCommand(TyperCommand):
                 parameter.metavar = parameter.metavar or parameter.name.upper()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """--help-all is --help with all options. Suggests the new name of an option that was
-        renamed."""
+        """--help-all is --help with all options."""
         words = tuple(args)  # the parser takes them out of the list
         if self.name in _WITH_RARE and "--help-all" not in args:
             ctx.meta[_HIDDEN] = _RARE - _OF_SERVERS if _names_server(words) else _RARE | _OF_SERVERS
@@ -126,11 +95,7 @@ class GroupedCommand(TyperCommand):
             args = ["--help"]
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption, which typer does not export
-            names = _RENAMED.get(getattr(error, "option_name", ""), ())
-            if names and hasattr(error, "possibilities"):
-                options = {name for parameter in self.params for name in parameter.opts}
-                error.possibilities = [name for name in names if name in options]
+        except Exception as error:  # UsageError, which typer does not export
             message = getattr(error, "message", "")
             if message.startswith("Got unexpected extra argument"):
                 ctx.fail("".join([message, *_hints_to_repeat(self.params, words)]))

@@ -109,26 +109,6 @@ def test_help_states_how_many_prompts_are_measured(command, forecast, tmp_path):
     assert str(num_measured) in re.findall(r"\d+", default)
 
 
-@pytest.mark.parametrize(
-    ("typed", "suggested"),
-    [
-        ("run --budget 3m", ["--time-budget"]),
-        ("run --precision 2%", ["--margin-of-error"]),
-        ("verify --precision 1%", ["--detect"]),
-        ("run --context 4k", ["--prompt-tokens"]),
-        ("pair demo --context 4k", ["--plan-context"]),
-        ("report --out reports", ["--runs-dir"]),
-    ],
-)
-def test_an_old_name_suggests_the_new_one(typed, suggested, tmp_path):
-    ran = specbench(*typed.split(), cwd=tmp_path)
-    assert ran.code == 2
-    *_, last = ran.err.splitlines()
-    assert (
-        re.findall(r"(?<=[ (])(--[a-z-]+|'inspect')(?=[,)?])", last.partition(":")[2]) == suggested
-    )
-
-
 def test_bounds_and_defaults_are_in_words(tmp_path):
     out = " ".join(specbench("run", "--help-all", cwd=tmp_path).out.split())
     assert "--top-p N Nucleus sampling; 1 is off. From 0 to 1. Default: 1." in out

@@ -9,6 +9,7 @@ must find torch's builds for CPUs; if it does not, set PIP_EXTRA_INDEX_URL to th
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,9 +25,9 @@ LLAMA_SERVER = LLAMA_CPP / "build" / "bin" / "llama-server"
 IK_LLAMA_CPP = ENGINES / "ik_llama_cpp" / "vendor" / "ik_llama.cpp"
 IK_SERVER = IK_LLAMA_CPP / "build" / "bin" / "llama-server"
 GGUF = ENGINES / "gguf"
-GLM = (
-    ENGINES / "gguf-glm" / "glm.gguf"
-)  # the bundled target, as slow as a larger one, with an MTP layer
+# The bundled target, as slow as a larger one: with its drafters, and as one with an MTP layer.
+SLOW = ENGINES / "gguf-slow" / "target.gguf"
+GLM = ENGINES / "gguf-glm" / "glm.gguf"
 POOR = ENGINES / "gguf-poor" / "poor.gguf"  # elsewhere, so that `pair target.gguf` does not list it
 
 MODELS = Path(__file__).parents[2] / "specbench" / "demo" / "models"
@@ -66,10 +67,14 @@ def make_all() -> None:
     for model, of_target in ((target, None), (MODELS / "draft", None), (MODELS / "eagle3", target)):
         _make_gguf(model, of_target)
     _make_gguf(MODELS / POOR.stem, None, POOR.parent)
-    if not GLM.exists():
-        with TemporaryDirectory() as room:
-            _run(sys.executable, "-m", "tests.real_engines.make_glm", Path(room) / GLM.stem)
-            _make_gguf(Path(room) / GLM.stem, None, GLM.parent)
+    for family, out in (("llama", SLOW), ("glm", GLM)):
+        if not out.exists():
+            with TemporaryDirectory() as room:
+                model = Path(room) / out.stem
+                _run(sys.executable, "-m", "tests.real_engines.slow_targets", family, model)
+                _make_gguf(model, None, out.parent)
+    for name in ("draft.gguf", "eagle3.gguf"):
+        shutil.copy(GGUF / name, SLOW.parent)
 
 
 def _make_vllm() -> None:

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import typer
@@ -16,6 +17,7 @@ from specbench.report.rows import rows
 from specbench.runs import StoredRun
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run
 from tests.report.synthetic_records import NUM_TOKENS, environment
+from tests.settings.flat_settings import changed
 
 
 @pytest.fixture(scope="module")
@@ -236,10 +238,20 @@ def test_prompts_are_those_that_the_decision_quotes() -> None:
     assert row["num_prompts"] == SMALL.num_prompts
 
 
-def test_an_undecided_leader_is_quoted_from_its_confirmation_on_other_prompts() -> None:
-    stored = stored_run(replace(SMALL, drafters=("poor",), workloads=("code",)))
+@pytest.mark.parametrize(
+    ("changes", "explored"),
+    [
+        ({"drafters": ("poor",)}, SpeedupVerdict.UNDECIDED),
+        # The exploration chose a single K among several drafters.
+        ({"ks": (0, 4), "drafters": ("draft",), "is_complete": False}, SpeedupVerdict.FASTER),
+    ],
+)
+def test_a_confirmation_on_other_prompts_is_quoted(
+    changes: dict[str, Any], explored: SpeedupVerdict
+) -> None:
+    stored = stored_run(replace(SMALL, workloads=("code",), **changes))
     (plain,) = build_document(stored).decisions
-    assert plain.verdict is SpeedupVerdict.UNDECIDED
+    assert plain.verdict is explored
     again = [on_another_prompt(block) for block in stored.blocks]
     both = replace(stored, blocks=(*stored.blocks, *again))
     (decision,) = build_document(both).decisions
@@ -250,17 +262,24 @@ def test_an_undecided_leader_is_quoted_from_its_confirmation_on_other_prompts() 
     assert short.speedup == plain.speedup  # three prompts have no interval
 
 
-def test_a_single_k_that_was_confirmed_is_quoted_from_its_confirmation() -> None:
-    """The exploration chose it among several drafters."""
-    wish = replace(SMALL, ks=(0, 4), drafters=("draft",), workloads=("code",), is_complete=False)
-    stored = stored_run(wish)
+def test_a_confirmation_that_has_goodput_only_is_quoted_under_an_slo() -> None:
+    """Answers that came at once have no time of decoding."""
+    stored = stored_run(replace(SMALL, drafters=("poor",), workloads=("code",)))
+    settings = changed(stored.run.settings, slo={"request_latency_s": 100.0})
+    stored = replace(stored, run=replace(stored.run, settings=settings))
     (plain,) = build_document(stored).decisions
-    assert plain.verdict is SpeedupVerdict.FASTER
     again = [on_another_prompt(block) for block in stored.blocks]
-    both = replace(stored, blocks=(*stored.blocks, *again))
+    at_once = [
+        replace(block, requests=tuple(replace(r, decode_s=None) for r in block.requests))
+        for block in again
+    ]
+    both = replace(stored, blocks=(*stored.blocks, *at_once))
     (decision,) = build_document(both).decisions
     confirmed = {cell.key: cell for cell in summarize(aggregate_run(both, "confirm"))}
-    assert decision.speedup == confirmed[decision.leader].speedup != plain.speedup
+    goodput = confirmed[decision.leader].goodput
+    assert goodput is not None
+    assert confirmed[decision.leader].speedup is None
+    assert decision.speedup == goodput.ratio != plain.speedup
 
 
 def on_another_prompt(block: BlockRecord) -> BlockRecord:
