@@ -415,7 +415,8 @@ def _measure_gguf(
     from specbench.export.winner import Selection, export_as_measured
     from specbench.inputs.pairing import Pairing
     from specbench.metrics.aggregate import aggregate_run
-    from specbench.report.sections import unmeasured_drafters
+    from specbench.records import SpeedupVerdict
+    from specbench.report.sections import answer_about
     from specbench.words.answers import joined
 
     fitting = [Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting]
@@ -435,18 +436,15 @@ def _measure_gguf(
     if call.context != PairOptions.context and _ctx_size(call) is None:  # slots share it evenly
         arguments += ["--ctx-size", str(document["machine"]["context"] * call.concurrency)]
     started_by = shlex.join(_llama_server(settings, *arguments))
-    is_open = not deployment.k and bool(unmeasured_drafters(measured))
-    is_undecided = deployment.is_undecided or is_open
+    verdict, _ = answer_about(ranked, measured)
+    is_undecided = deployment.is_undecided or verdict is SpeedupVerdict.UNDECIDED
     if call.as_json:
         more = {"run_id": run.run.run_id, "ranking": ranking_json(ranked)}
         options.print_json(document | more | {"command": None if is_undecided else started_by})
     else:
         print_ranking(ranked, measured, paths)
         if is_undecided:
-            # Time helps no cell that is invalid, such as one that the client limits.
-            can_win = any(cell.valid for cell in measured.cells if cell.key.draft.k)
-            advice = "; a longer --time-budget may decide" if can_win or is_open else ""
-            typer.echo(f"{joined(made.basis)}{advice}")
+            typer.echo(joined(made.basis))
         else:
             choice = deployment.pairing.drafter.name if deployment.k else "do not speculate"
             typer.echo(f"{choice}: {joined(made.basis)}")

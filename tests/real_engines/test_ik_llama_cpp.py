@@ -7,9 +7,8 @@ import pytest
 
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.validity import judge_cell
-from specbench.records import Kind
 from specbench.report.document import build_document
-from tests.real_engines.environments import GGUF, IK_SERVER
+from tests.real_engines.environments import IK_SERVER, SLOW
 from tests.real_engines.sweeps import K, Sweep, faults_of_streams, process, specbench, sweep
 from tests.real_engines.test_llama_cpp import greedy
 
@@ -26,7 +25,12 @@ def tuned(tmp_path_factory) -> Sweep:
     options = ("-k", f"0,{K}", "--adaptive", "--restart-cycles", "2", "-w", "code")
     options += ("--num-prompts", "5", "--engine-args", " ".join(ONE_THREAD))
     return sweep(
-        "sweep-k", "demo/draft", *STARTED, *options, cwd=GGUF, out=tmp_path_factory.mktemp("ik")
+        "sweep-k",
+        "demo/draft",
+        *STARTED,
+        *options,
+        cwd=SLOW.parent,
+        out=tmp_path_factory.mktemp("ik"),
     )
 
 
@@ -49,8 +53,7 @@ def test_its_tuning_is_compared_with_the_fixed_k(tuned):
     (row,) = build_document(tuned.run).adaptive
     assert row.adaptive.condition.variant == "autotune"
     (cell,) = (cell for cell in aggregate_run(tuned.run) if cell.key == row.adaptive)
-    # With up to 16 drafts a tiny model sends tokens faster than a client on two cores reads them.
-    assert {reason.kind for reason in judge_cell(cell)} <= {Kind.CLIENT_LAGGED}
+    assert not judge_cell(cell)
     drafted = [request.counts.num_by_accepted for request in cell.finished]
     assert any(sum(counts[K + 1 :]) for counts in drafted)  # it also tries more than K
 
@@ -58,7 +61,7 @@ def test_its_tuning_is_compared_with_the_fixed_k(tuned):
 def test_the_exported_command_starts_a_server_that_drafts(tuned, tmp_path):
     (version,) = {server.version for server in tuned.run.servers}
     words = ("-k", str(K), "--engine-version", version, "--json")
-    ran = specbench("export", "demo/draft", "--engine", "ik_llama_cpp", *words, cwd=GGUF)
+    ran = specbench("export", "demo/draft", "--engine", "ik_llama_cpp", *words, cwd=SLOW.parent)
     command = shlex.split(json.loads(ran.out)["command_line"])
     assert "--draft-max" in command
     command += ["--ctx-size", "1024", *ONE_THREAD]  # as a comment of the export asks
