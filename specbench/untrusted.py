@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # Control characters except newline and tab, unpaired surrogates, line separators, and marks that
@@ -37,3 +38,13 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The entries of a JSON object, for json.loads; ValueError if a key is given twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated[:80]!r} is given twice")
+    return values

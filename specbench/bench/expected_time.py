@@ -152,7 +152,7 @@ def _guessed_step_s(plan: TargetPlan, setup: DeploymentSpec) -> tuple[float, flo
 def earlier_run(plan: TargetPlan, setup: DeploymentSpec, root: Path) -> StoredRun | None:
     """The newest run under `root` that measured this target on such a device, in its dtype and at
     its batch sizes."""
-    names = {f"{plan.target.name}/{pairing.drafter.name}" for pairing in plan.pairings}
+    names = {pairing.name for pairing in plan.pairings}
     batch_sizes = _planned(plan).keys()
     for run_id in runs_of(names, root):
         with suppress(StoreError):  # a damaged run is no reason not to plan

@@ -384,3 +384,8 @@ def peers_of(drafter: DrafterSpec) -> tuple[str, ...]:
     """The methods of transformers that match the drafter's; empty if it has a lossy rule or p_min,
     of which transformers' own differ."""
     return () if drafter.lossy or drafter.p_min else COUNTERPARTS.get(drafter.method, ())
+
+
+def methods_in(engine: str, drafter: DrafterSpec) -> tuple[str, ...]:
+    """The methods by which an engine of this process drafts as the drafter; empty without one."""
+    return (drafter.method,) if engine == BUILTIN else peers_of(drafter)

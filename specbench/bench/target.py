@@ -13,7 +13,7 @@ from specbench.bench.budget import Deadline
 from specbench.bench.forecasting import TargetForecaster
 from specbench.bench.limits import MemoryMeter, count_launches
 from specbench.bench.passes import Passes
-from specbench.bench.plan import TargetPlan, peers_of
+from specbench.bench.plan import TargetPlan, methods_in
 from specbench.bench.session import OpenTarget, losses_kept
 from specbench.bench.traces import Trace
 from specbench.bench.units import Reporter
@@ -172,7 +172,7 @@ class TargetRun:
         """Load the drafter in every engine that has its method; run it in the first of them."""
         has_run = False
         for name, engine in session.engines.items():
-            methods = (drafter.method,) if name == BUILTIN else peers_of(drafter)
+            methods = methods_in(name, drafter)
             if not methods:
                 continue
             try:

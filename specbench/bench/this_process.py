@@ -16,7 +16,7 @@ from specbench import __version__
 from specbench.bench.budget import Deadline
 from specbench.bench.hub import download_missing
 from specbench.bench.limits import MemoryMeter
-from specbench.bench.plan import TargetPlan, peers_of
+from specbench.bench.plan import TargetPlan, methods_in
 from specbench.bench.planning import narrowed
 from specbench.bench.rendering import rendered_here
 from specbench.bench.target import TargetRun
@@ -145,7 +145,7 @@ def autotune_for_plan(
     works = [engine.baseline]
     for pairing in plan.pairings:
         drafter = pairing.drafter
-        methods = (drafter.method,) if engine.name == BUILTIN else peers_of(drafter)
+        methods = methods_in(engine.name, drafter)
         k = plan.within_reach(drafter.name, plan.largest_k(pairing))
         if not methods or not k:
             continue

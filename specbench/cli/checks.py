@@ -37,8 +37,7 @@ def checked(settings: RunSettings, *, is_resumed: bool = False) -> RunSettings:
         raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
     if draft.adaptive and BUILTIN not in load.engines:
         _require_own_schemes(settings)
-    overlaps = load.concurrency != (1,) or load.request_rate is not None
-    if settings.effort.num_requests is not None and not (overlaps or load.served):
+    if settings.effort.num_requests is not None and not (load.has_streams or load.served):
         raise UsageError(
             "--num-requests counts the requests of a pass or of a server's session; for one "
             "request at a time use --num-prompts and --repeats, or add --concurrency"
@@ -124,7 +123,7 @@ def _require_samples(settings: RunSettings) -> None:
             f"--best-of {n}: at temperature 0 all {n} answers are the same; use a temperature "
             "above 0, such as 0.7"
         )
-    if load.concurrency != (1,) or load.request_rate is not None:
+    if load.has_streams:
         raise UsageError(
             f"--best-of {n} decodes {n} answers to one prompt at a time; leave out --concurrency "
             "and --request-rate"

@@ -278,7 +278,7 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     table = Table(
         columns=[
             column("pairing", itemgetter("pairing")),
-            column("needs GiB", lambda row: _needs(row)),
+            column("needs GiB", _needs),
             column("ready", lambda row: "yes" if row["ready"] else "no"),
             column("why not", lambda row: "; ".join(row[problems])),
         ],

@@ -57,7 +57,7 @@ from specbench.settings.groups import (
 from specbench.settings.words import MAX_CONCURRENCY, parse_context
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from specbench.bench.plan import TargetPlan
     from specbench.bench.planning import RunPlan
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from specbench.files.model import ModelFiles
     from specbench.fit.candidates import CandidateList, DraftCandidate
     from specbench.fit.weights import Weights
-    from specbench.inputs.pairing import DrafterSpec, Target
+    from specbench.inputs.pairing import DrafterSpec, Pairing, Target
     from specbench.runs import StoredRun
 
 
@@ -283,7 +283,6 @@ def pair(
     from specbench.files.model import open_model
     from specbench.fit.demand import shortage
     from specbench.fit.pairings_file import require_new
-    from specbench.inputs.pairing import Pairing
     from specbench.inputs.workloads import load_workloads
     from specbench.words.answers import text
 
@@ -325,8 +324,7 @@ def pair(
             )
         raise CompatibilityError(f"{reason}; see the reasons above")
     if call.dry_run:
-        fitting = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
-        pairings = at_p_mins(fitting, call.p_min)
+        pairings = _pairings(prepared.target, prepared.fitting, call)
         try:
             notes = [*map(text, left_out(plan_run(settings, pairings).targets))]
         except WorkloadError as error:  # memory is planned anyway
@@ -413,14 +411,12 @@ def _measure_gguf(
     from specbench.decide.rank import rank
     from specbench.engines.deployment import find_exporter
     from specbench.export.winner import Selection, export_as_measured
-    from specbench.inputs.pairing import Pairing
     from specbench.metrics.aggregate import aggregate_run
     from specbench.records import SpeedupVerdict
     from specbench.report.sections import answer_about
     from specbench.words.answers import joined
 
-    fitting = [Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting]
-    pairings = at_p_mins(fitting, call.p_min)
+    pairings = _pairings(prepared.target, prepared.fitting, call)
     settings = of_pairings(settings, pairings)
     plan = preflight(settings, pairings, call.runs_dir)
     require_startable(plan.targets)
@@ -696,7 +692,6 @@ def _measure(
     """Forecasts all drafters that fit, measures the best ones and ranks them."""
     from specbench.bench.planning import plan_run
     from specbench.decide.rank import rank
-    from specbench.inputs.pairing import Pairing
     from specbench.inputs.stored_targets import pairings_of
     from specbench.metrics.aggregate import aggregate_run
     from specbench.records import SpeedupVerdict
@@ -705,15 +700,13 @@ def _measure(
 
     if not call.as_json:
         _show(prepared, machine, call)
-    drafters = tuple(candidate.drafter for candidate in prepared.measurable)
-    if not drafters:
+    if not prepared.measurable:
         raise CompatibilityError(
             f"nothing can be measured: {prepared.target.name} or all its drafters have no weights "
             "here; download them, or plan with --dry-run"
         )
     if stored is None:
-        fitting = [Pairing(target=prepared.target, drafter=d) for d in drafters]
-        pairings = at_p_mins(fitting, call.p_min)
+        pairings = _pairings(prepared.target, prepared.measurable, call)
         runs_dir, resume = call.runs_dir, None
         settings = replace(
             of_pairings(settings, pairings),
@@ -744,6 +737,16 @@ def _measure(
     _write(call.write, prepared.target, best, comment, answer_text(verdict, reasons))
     require_complete(document)
     require_decided(verdict is SpeedupVerdict.UNDECIDED)
+
+
+def _pairings(
+    target: "Target", candidates: "Iterable[DraftCandidate]", call: PairOptions
+) -> "tuple[Pairing, ...]":
+    """The pairings of these candidates, once for each --draft-p-min."""
+    from specbench.inputs.pairing import Pairing
+
+    fitting = [Pairing(target=target, drafter=candidate.drafter) for candidate in candidates]
+    return at_p_mins(fitting, call.p_min)
 
 
 def _show(prepared: "CandidateList", machine: "MachineSummary", call: PairOptions) -> None:

@@ -97,14 +97,9 @@ class SideBySide:
     ]
     valid: Annotated[bool, Doc("`false`: a cell is invalid, so nothing can be concluded")]
 
-    @property
-    def is_undecided(self) -> bool:
-        """Whether either of the cells may be faster."""
-        return may_be_equal(self.decode)
-
 
 def may_be_equal(speed: Interval) -> bool:
-    """Whether a relative speed may be above or below 1."""
+    """Whether a relative speed may be above or below 1, so that either side may be faster."""
     return (speed.low or 0.0) <= 1 <= (speed.high or inf)
 
 
@@ -266,11 +261,6 @@ class AdaptiveComparison:
         ),
     ]
     valid: Annotated[bool, Doc("`false`: a cell is invalid, so nothing can be concluded")]
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether either of the cells may be faster."""
-        return may_be_equal(self.decode)
 
 
 class PooledRatio(NamedTuple):

@@ -293,8 +293,7 @@ def _forecast(record: ForecastRecord) -> Gain:
 
     If its best K is 0, the figures are those of the best K > 0.
     """
-    k = record.best or _best_drafting_k(record)
-    point = next(p for p in record.points if p.num_speculative_tokens == k)
+    point = record.leader
     verdict = judge(point.speedup)
     return Gain(
         num_speculative_tokens=record.best if verdict is SpeedupVerdict.FASTER else 0,
@@ -302,14 +301,8 @@ def _forecast(record: ForecastRecord) -> Gain:
         mean_acceptance_length=point.mean_acceptance_length,
         basis="forecast",
         verdict=verdict,
-        at=Fixed(k),
+        at=Fixed(point.num_speculative_tokens),
     )
-
-
-def _best_drafting_k(record: ForecastRecord) -> int:
-    drafting = [p for p in record.points if p.num_speculative_tokens]
-    best = max(drafting, key=lambda p: p.speedup.estimate if p.speedup else 0.0)
-    return best.num_speculative_tokens
 
 
 def _highest_speedup(record: ForecastRecord) -> float:

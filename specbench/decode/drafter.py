@@ -95,6 +95,15 @@ class Proposal(NamedTuple):
     probs: Tensor | None = None
     tree: Tree | None = None
 
+    @classmethod
+    def of_lists(
+        cls, drafts_BK: Sequence[Sequence[int]], k: int, device: torch.device
+    ) -> "Proposal":
+        """Chains of at most `k` tokens each."""
+        padded_BR = [[len(drafts), *drafts, *[0] * (k - len(drafts))] for drafts in drafts_BK]
+        numbers_BR = torch.tensor(padded_BR, dtype=torch.long, device=device)
+        return cls(numbers_BR[:, 1:], numbers_BR[:, 0])
+
     @property
     def depth(self) -> int:
         """The maximum number of draft tokens that can be accepted."""

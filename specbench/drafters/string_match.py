@@ -5,8 +5,6 @@ Shape suffixes: B rows, K draft tokens, R numbers per row.
 
 from collections.abc import Sequence
 
-import torch
-
 from specbench.decode.drafter import Capabilities, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
@@ -44,9 +42,7 @@ class StringMatch(RetokenizedModel):
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         guessed = self.guess(state, k, _GREEDY).tokens_BK.tolist()
         drafts = [self._encoded(self.word(state, i), ids)[:k] for i, ids in enumerate(guessed)]
-        padded_BR = [[len(ids), *ids, *[0] * (k - len(ids))] for ids in drafts]
-        numbers_BR = torch.tensor(padded_BR, dtype=torch.long, device=state.budget_B.device)
-        return Proposal(numbers_BR[:, 1:], numbers_BR[:, 0])
+        return Proposal.of_lists(drafts, k, state.budget_B.device)
 
     def _encoded(self, word: bytes, guessed: Sequence[int]) -> list[int]:
         """The target's tokens for the guessed tokens, up to and including the first special one.

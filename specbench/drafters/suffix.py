@@ -321,9 +321,7 @@ class Suffix(Drafter):
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         drafts_BK = [self._draft(row, k) if row else [] for row in self._live_rows(state, k)]
-        padded_BR = [[len(drafts), *drafts, *[0] * (k - len(drafts))] for drafts in drafts_BK]
-        numbers_BR = torch.tensor(padded_BR, dtype=torch.long, device=state.budget_B.device)
-        return Proposal(numbers_BR[:, 1:], numbers_BR[:, 0])
+        return Proposal.of_lists(drafts_BK, k, state.budget_B.device)
 
     def _draft(self, row: _RowIndex, k: int) -> list[int]:
         def max_tokens(num_matched: int) -> int:

@@ -63,13 +63,6 @@ class CheckedForecast:
         """The K that the forecast chose."""
         return self.point(self.forecast.best)
 
-    @property
-    def leader(self) -> ForecastPoint:
-        """The K > 0 that the forecast is about: the chosen one, else the fastest."""
-        drafting = [p for p in self.forecast.points if p.num_speculative_tokens and p.speedup]
-        fastest = max(drafting, key=lambda p: p.speedup.estimate if p.speedup else 0.0)
-        return self.best if self.forecast.best else fastest
-
 
 def check_forecasts(
     forecasts: Sequence[ForecastRecord],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from specbench.gate.tolerances import entry_name
-from specbench.metrics.cell import CellData, finished
+from specbench.metrics.cell import CellData, finished, identity_of
 from specbench.metrics.registry import Value, all_metrics
 from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, CellSummary, Reason, RequestRecord
@@ -29,7 +29,7 @@ def texts_of(cell: CellData) -> Mapping[str, str]:
     if not _repeats_exactly(cell):
         return {}
     by_prompt: dict[str, list[RequestRecord]] = {}
-    for request in sorted(cell.finished, key=lambda r: (r.prompt_id, r.turn, r.repeat, r.sample)):
+    for request in sorted(cell.finished, key=identity_of):
         by_prompt.setdefault(request.prompt_id, []).append(request)
     return {
         prompt: _digests(requests)
@@ -240,12 +240,12 @@ def _of_unit(cell: CellData, unit: str) -> _UnitRequests:
 
 def _without_unit(cell: CellData, unit: str) -> CellData:
     of = _of_unit(cell, unit)
-    gone, base_gone = (set(map(_identity, side)) for side in (of.requests, of.baseline))
+    gone, base_gone = (set(map(identity_of, side)) for side in (of.requests, of.baseline))
 
     def kept(
-        requests: tuple[RequestRecord, ...], leave: set[tuple[object, ...]]
+        requests: tuple[RequestRecord, ...], leave: set[tuple[str, int, int, int]]
     ) -> tuple[RequestRecord, ...]:
-        return tuple(r for r in requests if _identity(r) not in leave)
+        return tuple(r for r in requests if identity_of(r) not in leave)
 
     return replace(
         cell,
@@ -257,10 +257,6 @@ def _without_unit(cell: CellData, unit: str) -> CellData:
         baseline_servers=tuple(s for s in cell.baseline_servers if _cycle_name(s.cycle) != unit),
         cycles={r: cycle for r, cycle in cell.cycles.items() if _cycle_name(cycle) != unit},
     )
-
-
-def _identity(request: RequestRecord) -> tuple[object, ...]:
-    return request.prompt_id, request.turn, request.repeat, request.sample
 
 
 def _named(name: str, value: Value | None) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from specbench.errors import UsageError
 from specbench.inputs.strict_yaml import read_yaml
 from specbench.settings.words import MAX_K
+from specbench.untrusted import unique_keys
 
 COMMENTS = "#"  # the key of a YAML file's comments before its first key
 MAX_BYTES = 256 * 2**20  # files with every token's time and every text are large
@@ -229,7 +230,7 @@ def _is_object(line: str) -> bool:
 
 def _parse(place: str, text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{place}: not JSON: {error.msg} ({position})") from error
@@ -243,15 +244,6 @@ def _result(place: str, name: str, digest: str, values: Any) -> ResultObject:
     if not isinstance(values, dict):
         raise UsageError(f"{place}: expected a JSON object, not {_kind(values)}")
     return ResultObject(place=place, file_name=name, sha256=digest, key="", values=values)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {repeated[:80]!r} is given twice")
-    return values
 
 
 def _kind(value: Any) -> str:

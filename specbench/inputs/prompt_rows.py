@@ -10,13 +10,14 @@ import math
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NoReturn
 
 from specbench.errors import WorkloadError
+from specbench.untrusted import unique_keys
 from specbench.whole_file import read_errors_named
 
 MAX_ROW_BYTES = 2**24  # a prompt of a million tokens has a quarter of that
@@ -205,7 +206,7 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
     try:
         entry = json.loads(
             content.decode(),
-            object_pairs_hook=_without_duplicates,
+            object_pairs_hook=unique_keys,
             parse_constant=_not_finite,
             parse_float=_finite,
         )
@@ -227,7 +228,7 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
         )
     except RecursionError:
         row.fail("nested too deeply")
-    except ValueError as wrong:  # from the hooks below, and for numbers with thousands of digits
+    except ValueError as wrong:  # from the hooks, and for numbers with thousands of digits
         row.fail(f"not usable JSON: {wrong}")
     if not isinstance(entry, dict):
         row.fail(f"expected an object, not {kind(entry)}")
@@ -298,14 +299,6 @@ def kind(value: Any) -> str:
             return "a list of something else" if value else "an empty list"
         case _:
             return "an object"
-
-
-def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    entry = dict(pairs)
-    if len(entry) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
-    return entry
 
 
 def _not_finite(word: str) -> NoReturn:

@@ -198,7 +198,7 @@ def finished_baseline(cell: CellData) -> tuple[RequestRecord, ...]:
 
 @once_a_baseline
 def _baseline_by_unit(cell: CellData) -> Mapping[tuple[str, int, int, int], RequestRecord]:
-    return {_unit(request): request for request in finished_baseline(cell)}
+    return {identity_of(request): request for request in finished_baseline(cell)}
 
 
 def against(cell: CellData, other: CellData) -> CellData:
@@ -221,13 +221,13 @@ def paired_requests(
     base: Iterable[RequestRecord], spec: Iterable[RequestRecord]
 ) -> tuple[Pair[RequestRecord], ...]:
     """Requests that finished on both sides, in the order of `spec`."""
-    return _paired({_unit(request): request for request in finished(base)}, finished(spec))
+    return _paired({identity_of(request): request for request in finished(base)}, finished(spec))
 
 
 def _paired(
     known: Mapping[tuple[str, int, int, int], RequestRecord], spec: Iterable[RequestRecord]
 ) -> tuple[Pair[RequestRecord], ...]:
-    pairs = ((known.get(_unit(request)), request) for request in spec)
+    pairs = ((known.get(identity_of(request)), request) for request in spec)
     return tuple(Pair(base, request) for base, request in pairs if base is not None)
 
 
@@ -361,5 +361,6 @@ def turn_of(record: RequestRecord | SamplesRecord) -> tuple[str, int, int]:
     return record.prompt_id, record.turn, record.repeat
 
 
-def _unit(request: RequestRecord) -> tuple[str, int, int, int]:
+def identity_of(request: RequestRecord) -> tuple[str, int, int, int]:
+    """Prompt, turn, repeat and sample: the request among those of its cell."""
     return *turn_of(request), request.sample

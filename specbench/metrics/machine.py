@@ -16,6 +16,7 @@ from specbench.metrics.cell import (
     once_a_baseline,
     once_a_cell,
 )
+from specbench.metrics.rounds import step_s
 from specbench.metrics.stalls import seconds_per_round, stalls
 from specbench.records import CellKey, Kind, Reason, RequestRecord
 from specbench.stats.machine_noise import (
@@ -136,9 +137,7 @@ def machine_noise(cell: CellData) -> MachineNoise:
 
 def _token_s(served: Pass) -> float:
     """Decode seconds per token of a pass; NaN without any."""
-    timed = [r for r in finished(served.requests) if r.decode_s and r.num_timed_tokens > 0]
-    tokens = sum(request.num_timed_tokens for request in timed)
-    return sum(r.decode_s or 0.0 for r in timed) / tokens if tokens else math.nan
+    return step_s(finished(served.requests)) or math.nan
 
 
 def _plain(cells: Iterable[CellData]) -> list[CellData]:

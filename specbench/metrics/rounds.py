@@ -32,7 +32,7 @@ def round_s(cell: CellData) -> float | None:
     rounds that it counted.
     """
     if cell.servers:
-        return _served_round_s(cell.finished, cell.acceptance) if cell.k else _step_s(cell.finished)
+        return _served_round_s(cell.finished, cell.acceptance) if cell.k else step_s(cell.finished)
     timed_s = cell.rounds.timed_s if cell.rounds else ()
     return fmean(timed_s) if timed_s else None
 
@@ -132,7 +132,7 @@ def _baseline_step_s(cell: CellData) -> float | None:
 
 @once_a_baseline
 def _served_baseline_step_s(cell: CellData) -> float | None:
-    return _step_s(finished_baseline(cell))
+    return step_s(finished_baseline(cell))
 
 
 @once_a_baseline
@@ -141,9 +141,9 @@ def _logged_baseline_step_s(cell: CellData) -> float | None:
     return fmean([*chain.from_iterable(logs)]) if logs else None
 
 
-def _step_s(requests: Iterable[RequestRecord]) -> float | None:
+def step_s(requests: Iterable[RequestRecord]) -> float | None:
     """Seconds per token without speculation."""
-    timed = [request for request in requests if request.decode_s and request.num_timed_tokens]
+    timed = [request for request in requests if request.decode_s and request.num_timed_tokens > 0]
     tokens = sum(request.num_timed_tokens for request in timed)
     return sum(request.decode_s or 0.0 for request in timed) / tokens if tokens else None
 

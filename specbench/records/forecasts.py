@@ -251,6 +251,13 @@ class ForecastRecord:
     ] = None
 
     @property
+    def leader(self) -> ForecastPoint:
+        """The point of K > 0 that the forecast is about: of the chosen K, else of the fastest."""
+        drafting = [p for p in self.points if p.num_speculative_tokens]
+        chosen = [p for p in drafting if p.num_speculative_tokens == self.best]
+        return max(chosen or drafting, key=lambda p: p.speedup.estimate if p.speedup else 0.0)
+
+    @property
     def share_saved(self) -> float | None:
         """Share of the sweep's time that the forecast saves after its own cost; None: unknown."""
         if self.sweep_s is None or self.measure_s is None:

@@ -422,6 +422,11 @@ class Condition:
 Question = tuple[Condition, tuple[str, str, str | None]]
 
 
+def pairing_name(target: str, drafter: str) -> str:
+    """`target/drafter`; only the target without a drafter."""
+    return target if drafter == NO_DRAFTER else f"{target}/{drafter}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellKey:
     """The key of a cell, the same in every run."""
@@ -435,8 +440,7 @@ class CellKey:
     @property
     def pairing(self) -> str:
         """`target/drafter`; only the target at K = 0."""
-        target, drafter = self.condition.target, self.draft.drafter
-        return target if drafter == NO_DRAFTER else f"{target}/{drafter}"
+        return pairing_name(self.condition.target, self.draft.drafter)
 
     @property
     def is_baseline(self) -> bool:

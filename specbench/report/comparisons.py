@@ -13,6 +13,7 @@ from specbench.decide.comparisons import (
     ContextCurve,
     Crossover,
     SideBySide,
+    may_be_equal,
     pooled,
 )
 from specbench.doc import Key, keys_of
@@ -122,7 +123,7 @@ def variant_reasons(document: Document, cell: CellKey | None = None) -> Iterator
         if ratio.low and ratio.high and ratio.high < 1:
             names.reverse()
             ratio = Interval(estimate=1 / ratio.estimate, low=1 / ratio.high, high=1 / ratio.low)
-        yield (Kind.OPEN_VARIANTS if pair.is_undecided else Kind.FASTER_VARIANT)(
+        yield (Kind.OPEN_VARIANTS if may_be_equal(pair.decode) else Kind.FASTER_VARIANT)(
             cell=f"{setting_name(setting, settings)}, {pair.cell.draft.label}",
             variant=names[0],
             other=names[1],
@@ -145,7 +146,7 @@ def adaptive_reasons(document: Document) -> Iterator[Reason]:
             cell=f"{setting_name(setting, settings)}, {drafter_of(key.source)}",
             scheme=_scheme(key),
             because=tuple(
-                (Kind.ADAPTIVE_OPEN if row.is_undecided else Kind.ADAPTIVE_DIFFERS)(
+                (Kind.ADAPTIVE_OPEN if may_be_equal(row.decode) else Kind.ADAPTIVE_DIFFERS)(
                     speed=row.decode,
                     k=row.best_fixed.draft.k,
                     concurrency=None if is_alone else row.adaptive.condition.concurrency,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from specbench.decide.comparisons import judge
+from specbench.decide.comparisons import judge, may_be_equal
 from specbench.decide.recommend import finding
 from specbench.doc import part_of
 from specbench.forecast.forecast_check import CheckedForecast, MeasuredPoint
@@ -108,12 +108,12 @@ def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str
 
 def forecast_verdict(check: CheckedForecast) -> SpeedupVerdict:
     """What the interval of the forecast speedup supports."""
-    return judge(check.leader.speedup)
+    return judge(check.forecast.leader.speedup)
 
 
 def forecast_reasons(check: CheckedForecast) -> Iterator[Reason]:
     """What was forecast and how, what was measured after it, and the time that this saved."""
-    record, leader = check.forecast, check.leader
+    record, leader = check.forecast, check.forecast.leader
     yield finding(leader.speedup, leader.num_speculative_tokens)
     if not record.is_exact:
         yield Kind.APPROXIMATE()
@@ -145,7 +145,7 @@ def _adaptive(check: CheckedForecast) -> Iterator[Reason]:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.DRAFTS_BY_ROUNDS(),))
     elif not record.num_prompts:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.NO_TRACES(),))
-    is_shown = auto is not None and auto.valid and not auto.is_undecided
+    is_shown = auto is not None and auto.valid and not may_be_equal(auto.decode)
     if auto and bound and is_shown and auto.best_fixed.draft.k == record.best:
         gains = auto.decode.estimate - 1, bound.hindsight.estimate - 1
         if min(gains) > 0:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from specbench.metrics.registry import Value, number_of
 from specbench.records import NO_DRAFTER, CellKey, Kind, MemoryRecord, Reason
+from specbench.records.keys import pairing_name
 from specbench.report.document import Document
 from specbench.words.numbers import plural
 from specbench.words.table import Table, column, with_values
@@ -63,7 +64,10 @@ def memory_rows(document: Document) -> tuple[MemoryRow, ...]:
 def _largest(
     metrics: Mapping[str, Sequence[Mapping[str, Value]]], record: MemoryRecord, name: str
 ) -> float | None:
-    values = (number_of(of_cell, name) for of_cell in metrics.get(_owner(record), ()))
+    values = (
+        number_of(of_cell, name)
+        for of_cell in metrics.get(pairing_name(record.target, record.drafter), ())
+    )
     return max((value for value in values if value is not None), default=None)
 
 
@@ -163,12 +167,7 @@ def memory_legend(document: Document) -> str:
     )
 
 
-def _owner(record: MemoryRecord) -> str:
-    """The pairing, or the target if it has no drafter."""
-    return record.target if record.drafter == NO_DRAFTER else f"{record.target}/{record.drafter}"
-
-
 def _label(record: MemoryRecord, keys: Iterable[CellKey]) -> str:
     """The owner with the mark of a lossy pairing, as its cells are labeled."""
-    name = _owner(record)
+    name = pairing_name(record.target, record.drafter)
     return next((key.draft.marked(name) for key in keys if key.pairing == name), name)

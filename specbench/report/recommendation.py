@@ -6,7 +6,7 @@ from enum import StrEnum
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
-from specbench.decide.comparisons import Crossover, judge
+from specbench.decide.comparisons import Crossover, judge, may_be_equal
 from specbench.decide.objective import (
     Candidate,
     JointRecommendation,
@@ -355,7 +355,7 @@ def headline(document: Document, pick: Recommendation, objective: Objective) -> 
 
 def _tied_variants(document: Document, key: CellKey) -> tuple[str, ...]:
     """The variants than which the chosen one is not shown to be faster."""
-    pairs = [{pair.cell, pair.peer} for pair in document.variants if pair.is_undecided]
+    pairs = [{pair.cell, pair.peer} for pair in document.variants if may_be_equal(pair.decode)]
     return tuple(
         f"variant {other.condition.variant}"
         for both in pairs

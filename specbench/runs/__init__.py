@@ -9,7 +9,6 @@ reads a run back.
 from specbench.runs.codec import SCHEMA_VERSION, StoredRecord, StoredRun
 from specbench.runs.reader import (
     LATEST,
-    RunListing,
     list_runs,
     load_run,
     no_collection,

@@ -364,6 +364,11 @@ class LoadSettings:
         return tuple(name for name in self.engines if name in SERVED)
 
     @property
+    def has_streams(self) -> bool:
+        """Whether requests overlap in one of the settings."""
+        return self.concurrency != (1,) or self.request_rate is not None
+
+    @property
     def in_process(self) -> tuple[str, ...]:
         """The engines in this process."""
         return tuple(name for name in self.engines if name not in SERVED)

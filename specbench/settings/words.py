@@ -117,10 +117,7 @@ def parse_acceptance(text: str) -> tuple[float, ...] | str:
     if PurePath(text.partition("#")[0]).suffix.lower() in (".json", ".jsonl", ".yaml", ".yml"):
         return text
     kind, colon, numbers = text.rpartition(":")
-    try:
-        values = tuple(float(part) for part in numbers.split(","))
-    except ValueError:
-        values = ()
+    values = _numbers(numbers)
     if not values or kind not in ("", "histogram") or (colon and not kind):
         raise UsageError(
             f"--simulate-acceptance {text!r}: expected 0.7, a list such as 0.8,0.6,0.5, "
@@ -144,12 +141,19 @@ def parse_acceptance(text: str) -> tuple[float, ...] | str:
     return values
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    """Numbers with commas between them; empty for other text."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return ()
+
+
 def parse_temperatures(text: str) -> tuple[float, ...]:
     """`0`, `0.7` or `0,1`."""
-    try:
-        temperatures = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--temperature {text!r}: expected numbers such as 0 or 0,1") from None
+    temperatures = _numbers(text)
+    if not temperatures:
+        raise UsageError(f"--temperature {text!r}: expected numbers such as 0 or 0,1")
     if not all(0 <= t <= 100 for t in temperatures):
         raise UsageError(f"--temperature {text!r}: expected 0 (greedy) to 100")
     return tuple(dict.fromkeys(temperatures))
@@ -157,11 +161,8 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
 
 def parse_p_mins(text: str) -> tuple[float, ...]:
     """`0.6` or `0,0.6,0.8`: probabilities, each once."""
-    try:
-        p_mins = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        p_mins = (-1.0,)
-    if not all(0 <= p_min <= 1 for p_min in p_mins):
+    p_mins = _numbers(text)
+    if not p_mins or not all(0 <= p_min <= 1 for p_min in p_mins):
         raise UsageError(
             f"--draft-p-min {text!r}: expected probabilities from 0 (off) to 1, such as 0,0.6,0.8"
         )
